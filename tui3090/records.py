@@ -1,0 +1,339 @@
+"""Every record that crosses a thread or lands in the log, and every command that goes the other way.
+
+Records are frozen dataclasses of plain numbers and strings, never a tensor or an exception. Names say their unit:
+`_s` seconds, `_w` watts, `_c` degrees Celsius, `_mhz`; memory is in bytes, shares are fractions of 1, `time` is seconds
+since the epoch. None means unknown. A record's `type` is the key under which it stands in records.jsonl.
+
+This module is neutral: it imports neither torch nor textual.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, dataclass, fields
+from types import NoneType
+from typing import Any, ClassVar
+
+from tui3090.settings import Value
+
+STATES = ("loading", "training", "paused", "evaluating", "stopping", "finished", "stopped", "failed")
+OVER = ("finished", "stopped", "failed")
+"""The states from which a run does not come back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What all records share."""
+
+    type: ClassVar[str]
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage(Record):
+    """One line of the start-up checklist: torch, train.py, model, data, device, first step."""
+
+    type: ClassVar[str] = "stage"
+    name: str
+    seconds: float | None = None
+    """How long it took; None: it has begun."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(Record):
+    """What is trained on what, known before the first step."""
+
+    type: ClassVar[str] = "started"
+    model: str
+    """The model's class."""
+    parameters: int
+    trainable: int
+    weights_dtype: str
+    """The dtype of the trainable weights."""
+    rows: int | None
+    """Training samples; None: an iterable dataset without a length."""
+    eval_rows: int | None
+    batch_size: int
+    epochs: int
+    device: str
+    """cpu or cuda:0."""
+    device_name: str
+    device_uuid: str
+    """NVML's identifier with its GPU- prefix; empty on the CPU."""
+    memory: int
+    """Bytes: the card's memory, or the host's on the CPU."""
+    unit: str
+    """What throughput is counted in: tokens or samples."""
+    torch: str
+    """torch's version."""
+    settings: str
+    """`Settings.short()` at the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Available(Record):
+    """Whether a technique can be used on this machine with these settings."""
+
+    type: ClassVar[str] = "available"
+    technique: str
+    reason: str = ""
+    """Why not, a sentence; empty: it can be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State(Record):
+    """What the run is doing, one of `STATES`."""
+
+    type: ClassVar[str] = "state"
+    state: str
+    detail: str = ""
+    """Why, a sentence: of a failure what happened and the way out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord(Record):
+    """One window: an optimizer step, or one that was skipped; after thinning the means over `steps` of them."""
+
+    type: ClassVar[str] = "step"
+    step: int
+    """Optimizer steps taken up to and with this window."""
+    planned_steps: int | None
+    """Optimizer steps in the whole run, as planned now; None: unknown."""
+    epoch: float
+    """Epochs gone through, e.g. 1.25."""
+    micro_batches: int
+    """Run in this window; those without any label are left out."""
+    loss: float
+    """The weighted mean over what the window held; nan when it was not finite or the window had no label."""
+    lr: float
+    """Learning rate of the first parameter group, scaled, as this step used it."""
+    grad_norm: float | None
+    """Before clipping, after unscaling."""
+    samples: int
+    tokens: int
+    """Non-padding tokens; 0 where the data has none."""
+    seconds: float
+    """From the window's fetch to the next one's, by the host's clock."""
+    wait_s: float
+    """The host's wait for the loader."""
+    stall_s: float
+    """Time in which the device had nothing to do because the batch was not there."""
+    skipped: str = ""
+    """Why no update was made: 'overflow' (the scaler's), 'not finite', 'no labels'; empty: it was made."""
+    loss_scale: float | None = None
+    """GradScaler's, with fp16."""
+    flops: float | None = None
+    """Model FLOPs of the window, recomputation left out; None until counted."""
+    hardware_flops: float | None = None
+    """Executed FLOPs: with the recomputation of checkpointing."""
+    peak_flops_s: float | None = None
+    """The card's dense peak for the precision in force; None where it is not known."""
+    precision: str = "fp32"
+    """What the matmuls ran in: fp32, tf32, bf16 or fp16."""
+    replayed: bool = False
+    """Whether every micro-batch of the window ran by graph replay."""
+    settings: str = ""
+    steps: int = 1
+    """How many windows this line stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(Record):
+    """One look at the allocator, the card and the host."""
+
+    type: ClassVar[str] = "reading"
+    # torch's allocator (its own counters)
+    allocated: int | None = None
+    reserved: int | None = None
+    peak_allocated: int | None = None
+    """Since the last change of a technique."""
+    peak_reserved: int | None = None
+    weights: int | None = None
+    gradients: int | None = None
+    optimizer_state: int | None = None
+    retries: int | None = None
+    """Times the allocator had to give its cache back to satisfy a request."""
+    # the card (NVML)
+    card_missing: str = ""
+    """Why the card's figures are not there, a sentence; empty: they are."""
+    card_total: int | None = None
+    card_used: int | None = None
+    """By everybody, as nvidia-smi shows it."""
+    others: int | None = None
+    """Held by other processes."""
+    holders: str = ""
+    """Who holds it: 'user1 1.1 GiB'."""
+    own: int | None = None
+    """Held by this process on the card, CUDA context included."""
+    util: float | None = None
+    """NVML's utilisation: share of the time in which a kernel was running."""
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    fan: float | None = None
+    clock_mhz: int | None = None
+    clock_max_mhz: int | None = None
+    held_back: str = ""
+    """Why the clock is below its maximum, NVML's words in short; empty: it is not, or unknown."""
+    pcie_in_s: float | None = None
+    """Bytes per second to the card."""
+    pcie_out_s: float | None = None
+    # Tensor Cores
+    tensor_core: float | None = None
+    """Share of the time in which the Tensor Cores were busy, by hardware counters."""
+    tensor_core_source: str = ""
+    """Where that figure comes from, or why there is none."""
+    tensor_core_time: float | None = None
+    """When that figure was read."""
+    sm_util: float | None = None
+    dram_util: float | None = None
+    # the host (psutil)
+    cpu: float | None = None
+    """CPU time of the process over the wall clock: 1.0 is one core."""
+    worker_count: int = 0
+    worker_cpu: float | None = None
+    """The workers' mean."""
+    rss: int | None = None
+    """Memory of the process."""
+    worker_rss: int | None = None
+    host_total: int | None = None
+    host_available: int | None = None
+    # ourselves
+    ui_share: float | None = None
+    """CPU time of our threads other than the trainer's, over the wall clock."""
+    frame_s: float | None = None
+    """CPU time of the last frame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed(Record):
+    """A technique's new value is in force from `step` on."""
+
+    type: ClassVar[str] = "changed"
+    step: int
+    """The first optimizer step under the new value."""
+    technique: str
+    old: Value
+    new: Value
+    origin: str = "key"
+    """Who asked: key, or the trainer itself and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated(Record):
+    """One evaluation."""
+
+    type: ClassVar[str] = "evaluated"
+    step: int
+    loss: float | None
+    """The weighted mean over the eval data; None: no batch had a label."""
+    metrics: str = ""
+    """The recipe's own figures: 'accuracy 0.862'."""
+    text: str = ""
+    """What the model wrote, where the recipe asks it to."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event(Record):
+    """A sentence for the log."""
+
+    type: ClassVar[str] = "event"
+    level: str
+    """info, warning or error."""
+    source: str
+    """train, key, eval, data, graph, run …"""
+    text: str
+
+
+RECORD_TYPES: dict[str, type[Record]] = {
+    cls.type: cls for cls in (Stage, Started, Available, State, StepRecord, Reading, Changed, Evaluated, Event)
+}
+
+
+_ACCEPTED: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "Value": (str, int, float, bool),
+    "int | None": (int, NoneType),
+    "float | None": (int, float, NoneType),
+}
+
+
+def to_object(record: Record) -> dict[str, Any]:
+    """The record as a JSON object, its type first; unknown numbers and empty strings are left out.
+
+    JSON has no NaN and no infinities: they are written as the strings 'nan', 'inf' and '-inf'.
+    """
+    body: dict[str, Any] = {"type": record.type}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if value is None or value == "":
+            continue
+        body[field.name] = str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return body
+
+
+def from_object(body: object) -> Record | None:
+    """The record that a JSON object stands for. None: it is not one of ours, or misses something it must have.
+
+    Fields that this version does not know, and values of a wrong type, are passed over.
+    """
+    kind = body.get("type") if isinstance(body, dict) else None
+    cls = RECORD_TYPES.get(kind) if isinstance(kind, str) else None
+    if cls is None or not isinstance(body, dict):
+        return None
+    given: dict[str, Any] = {}
+    for field in fields(cls):
+        kind_of = str(field.type)
+        value = body.get(field.name, "" if kind_of == "str" else None)
+        if value in ("nan", "inf", "-inf") and "float" in kind_of:
+            value = float(value)
+        if field.name not in body and field.default is not MISSING:
+            continue
+        if isinstance(value, _ACCEPTED[kind_of]) and not (isinstance(value, bool) and kind_of not in ("bool", "Value")):
+            given[field.name] = value
+    try:
+        return cls(**given)
+    except TypeError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Set a technique at the next window's start; a later one for the same technique takes its place."""
+
+    technique: str
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Forget a change of this technique that has not come into force."""
+
+    technique: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Pause at the window's end, or go on."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Evaluate at the window's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop at the window's end; `now`: between two micro-batches, the window is abandoned."""
+
+    now: bool = False
+
+
+Command = Change | Withdraw | Pause | Evaluate | Stop
