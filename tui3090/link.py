@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from tui3090.records import Change, Command, Reading, Record, StepRecord, Withdraw
+from tui3090.records import Change, Command, Reading, Record, StepRecord, Stop, Withdraw
 from tui3090.runlog import RunLog
 
 QUEUED = 4096
@@ -23,9 +23,17 @@ class Commands:
         self._waiting: list[Command] = []
         self.arrived = threading.Event()
         """Set while something waits, for a trainer that is paused."""
+        self.stop = threading.Event()
+        """Set once a stop was asked for: evaluation ends early."""
+        self.stop_now = threading.Event()
+        """Set once the window in flight may be abandoned."""
 
     def send(self, command: Command) -> None:
         """Leave a command; a change takes the place of an earlier one of the same technique."""
+        if isinstance(command, Stop):
+            self.stop.set()
+            if command.now:
+                self.stop_now.set()
         with self._lock:
             if isinstance(command, (Change, Withdraw)):
                 self._waiting = [

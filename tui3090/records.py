@@ -221,6 +221,17 @@ class Changed(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refused(Record):
+    """A change that was asked for and can't be had."""
+
+    type: ClassVar[str] = "refused"
+    technique: str
+    value: Value
+    reason: str
+    """A sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated(Record):
     """One evaluation."""
 
@@ -248,7 +259,7 @@ class Event(Record):
 
 
 RECORD_TYPES: dict[str, type[Record]] = {
-    cls.type: cls for cls in (Stage, Started, Available, State, StepRecord, Reading, Changed, Evaluated, Event)
+    cls.type: cls for cls in (Stage, Started, Available, State, StepRecord, Reading, Changed, Refused, Evaluated, Event)
 }
 
 

@@ -260,6 +260,23 @@ class Settings:
             if getattr(self, f.name) != f.default
         )
 
+    @classmethod
+    def from_short(cls, text: str) -> Settings:
+        """The settings that `short()` wrote as `text`; a word that this version does not know is passed over."""
+        settings = cls()
+        for word in text.split():
+            name, _, label = word.partition("=")
+            technique = BY_NAME.get(name)
+            if technique is None:
+                continue
+            labels = {technique.label(value).replace(" ", ""): value for value in technique.values}
+            try:
+                value = labels[label] if label in labels else technique.parse(label.removeprefix("×"))
+                settings = settings.having(name, value)
+            except ValueError:
+                continue
+        return settings
+
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:

@@ -1,0 +1,186 @@
+"""From a plan to a model on its device: everything before the first step."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from tui3090.feed import Feed
+from tui3090.meters.cards import choose
+from tui3090.optimizers import make_optimizer
+from tui3090.recipe import Recipe, RecipeError
+from tui3090.records import Event, Record, Stage, Started
+from tui3090.settings import RunPlan, Settings
+from tui3090.source import load_recipe
+from tui3090.step import Step
+from tui3090.techniques import Machine, refusal
+from tui3090.techniques.checkpointing import find_blocks
+from tui3090.techniques.tf32 import on_now
+
+
+@dataclass(slots=True)
+class Job:
+    """A fine-tune ready to run."""
+
+    recipe: Recipe
+    machine: Machine
+    settings: Settings
+    feed: Feed
+    step: Step
+    max_steps: int | None
+    """Optimizer steps after which the run ends; None: after the recipe's epochs."""
+    device_name: str
+    device_uuid: str
+    """NVML's identifier; empty on the CPU."""
+    weights_dtype: str
+    """Of most trainable weights: float32, bfloat16 …"""
+
+
+def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
+    """Load the recipe and bring it to its device, stage by stage. Raises RecipeError and whatever a recipe raises."""
+
+    @contextmanager
+    def stage(name: str) -> Iterator[list[str]]:
+        began = time.time()
+        emit(Stage(time=began, name=name))
+        detail: list[str] = []
+        yield detail
+        now = time.time()
+        emit(Stage(time=now, name=name, seconds=now - began, detail="".join(detail)))
+
+    def say(source: str, text: str, level: str = "info") -> None:
+        if text:
+            emit(Event(time=time.time(), level=level, source=source, text=text))
+
+    device, name, uuid = choose_device(plan, say)
+    seed_before_recipe = 0 if plan.seed is None else plan.seed
+    torch.manual_seed(seed_before_recipe)  # the weights that a recipe draws are the same in every run
+    with stage("train.py") as detail:
+        recipe = load_recipe(plan.recipe, plan.options)
+        detail.append(plan.recipe.name)
+    seed = recipe.seed if plan.seed is None else plan.seed
+    model = recipe.model
+    with stage("model") as detail:
+        blocks = list(recipe.blocks) if recipe.blocks is not None else find_blocks(model)
+        parameters = sum(p.numel() for p in model.parameters())
+        trained = [p for p in model.parameters() if p.requires_grad]
+        detail.append(f"{type(model).__name__}, {parameters / 1e6:.1f} M parameters")
+    with stage("data") as detail:
+        feed = Feed(recipe, device, seed, plan.settings.workers, plan.settings.prefetch)
+        feed.start_epoch(0)
+        first, rows = feed.peek(), feed.rows
+        if first is None:
+            raise RecipeError("The training data gives no batch: its iterator ended at once.")
+        detail.append("unknown length" if rows is None else f"{rows} samples")
+    machine = Machine(
+        device=device,
+        capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0),
+        torch_version=tuple(int(part) for part in torch.__version__.split(".")[:2]),  # type: ignore[arg-type]
+        blocks=len(blocks),
+        indexed=feed.indexed,
+    )
+    settings = plan.settings
+    if "tf32" not in plan.asked and on_now():
+        settings = replace(settings, tf32=True)
+        say("run", "train.py switched TF32 on: it is in force")
+    if reason := refusal(machine, settings):
+        raise RecipeError(reason)
+    with stage("device") as detail:
+        _place(model, device)
+        model.train()
+        torch.manual_seed(seed)  # dropout's stream starts here, whatever the recipe drew
+        optimizer, note = make_optimizer(recipe, model, device)
+        say("run", note)
+        detail.append(name)
+    dtype = str(Counter(p.dtype for p in trained).most_common(1)[0][0]).removeprefix("torch.")
+    step = Step(recipe, model, optimizer, blocks, device, feed.to_device)
+    step.settings = settings
+    emit(
+        Started(
+            time=time.time(),
+            model=type(model).__name__,
+            parameters=parameters,
+            trainable=sum(p.numel() for p in trained),
+            weights_dtype=dtype,
+            rows=rows,
+            eval_rows=_length(recipe.eval_data),
+            batch_size=feed.batch_size,
+            epochs=recipe.epochs,
+            device=str(device),
+            device_name=name,
+            device_uuid=uuid,
+            memory=_memory(device),
+            unit="tokens" if first.tokens else "samples",
+            torch=torch.__version__,
+            settings=settings.short(),
+        )
+    )
+    max_steps = plan.steps if plan.steps is not None else recipe.max_steps
+    return Job(recipe, machine, settings, feed, step, max_steps, name, uuid, dtype)
+
+
+def choose_device(plan: RunPlan, say: Callable[[str, str], None]) -> tuple[torch.device, str, str]:
+    """The device, its name, and its NVML identifier. Raises RecipeError for one that is not there."""
+    wanted = plan.device
+    if not wanted and torch.cuda.is_available():
+        card, sentence = choose()
+        say("run", sentence)
+        uuids = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())]
+        wanted = f"cuda:{uuids.index(card.uuid)}" if card is not None and card.uuid in uuids else "cuda:0"
+    try:
+        device = torch.device(wanted or "cpu")
+    except RuntimeError:
+        raise RecipeError(f"There is no device {wanted!r}: --device takes cpu or cuda:0, cuda:1, …") from None
+    if device.type == "cpu":
+        if plan.vram_gib is not None:
+            raise RecipeError("--vram caps a card's memory, and training runs on the CPU: leave it out.")
+        return device, f"CPU, {torch.get_num_threads()} threads", ""
+    if device.type != "cuda":
+        raise RecipeError(f"Training on {device.type} is not supported: --device takes cpu or cuda:0, cuda:1, …")
+    count = torch.cuda.device_count()
+    index = device.index or 0
+    if index >= count:
+        there = f"there are {count}" if count else "torch sees none"
+        raise RecipeError(f"{wanted} is not there: of CUDA devices {there}.")
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    # everything of this thread runs on one stream, eager and captured: autograd remembers the stream of each gradient
+    torch.cuda.set_stream(torch.cuda.Stream(device))
+    properties = torch.cuda.get_device_properties(device)
+    if plan.vram_gib is not None:
+        share = plan.vram_gib * 2**30 / properties.total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+    return device, properties.name, f"GPU-{properties.uuid}"
+
+
+def _place(model: nn.Module, device: torch.device) -> None:
+    """Move a model that is on the CPU; one that its recipe has placed (a quantized base) stays where it is."""
+    places = {p.device for p in model.parameters()}
+    if places <= {torch.device("cpu")}:
+        model.to(device)
+    elif places != {device}:
+        where = ", ".join(sorted(str(place) for place in places))
+        raise RecipeError(f"The recipe put the model on {where}, and training runs on {device}: name it with --device.")
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # once, before the first step: copies of other streams have arrived
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return int(psutil.virtual_memory().total)
+
+
+def _length(data: Any) -> int | None:
+    try:
+        return len(getattr(data, "dataset", data))
+    except TypeError:
+        return None

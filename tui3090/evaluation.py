@@ -1,0 +1,80 @@
+"""Evaluation: the loss over the eval data, the recipe's own figures, and what the model writes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from tui3090.assemble import Job
+from tui3090.feed import move
+from tui3090.recipe import weigh
+from tui3090.records import Evaluated
+from tui3090.techniques.amp import autocast
+from tui3090.techniques.tf32 import matmuls
+
+
+def evaluate(job: Job, step: int, stopped: Callable[[], bool]) -> Evaluated | None:
+    """Evaluate the model as it is; None: stopped in the middle. Training's random streams and mode stay untouched."""
+    began = time.perf_counter()
+    model, device = job.step.model, job.step.device
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    weight = 0.0
+    with _inference(job):
+        for batch in _batches(job):
+            if stopped():
+                return None
+            weighs = weigh(job.recipe, batch)
+            if weighs:
+                total += job.recipe.loss(model, move(batch, device)).double() * weighs
+                weight += weighs
+        figures: dict[str, float | str] = {}
+        if job.recipe.metrics is not None:
+            figures = job.recipe.metrics(model, (move(batch, device) for batch in _batches(job)))
+    return Evaluated(
+        time=time.time(),
+        step=step,
+        loss=total.item() / weight if weight else None,
+        metrics="  ".join(f"{name} {value:.4g}" for name, value in figures.items() if not isinstance(value, str)),
+        text="\n".join(value for value in figures.values() if isinstance(value, str)),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _batches(job: Job) -> Iterator[Any]:
+    """The eval data's batches on the CPU, always in the same order."""
+    data: Any = job.recipe.eval_data
+    if isinstance(data, DataLoader):
+        return iter(data)
+    options: dict[str, Any] = {
+        "batch_size": job.feed.batch_size,
+        "collate_fn": job.recipe.collate_fn or default_collate,
+    }
+    if not isinstance(data, IterableDataset):
+        options["shuffle"] = False
+    return iter(DataLoader(data, pin_memory=job.step.device.type == "cuda", **options))
+
+
+@contextmanager
+def _inference(job: Job) -> Iterator[None]:
+    """Eval mode, no gradients, the precision in force; afterwards training goes on as if nothing had been."""
+    model, device = job.step.model, job.step.device
+    training = [module for module in model.modules() if module.training]
+    python, host = random.getstate(), torch.get_rng_state()
+    card = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    model.eval()
+    try:
+        with torch.no_grad(), matmuls(job.step.settings), autocast(device, job.step.settings):
+            yield
+    finally:
+        for module in training:
+            module.training = True
+        random.setstate(python)
+        torch.set_rng_state(host)
+        if card is not None:
+            torch.cuda.set_rng_state(card, device)

@@ -1,0 +1,418 @@
+"""Dataset -> windows of micro-batches, and the clock of waiting for them.
+
+An epoch's order is an index plan in the main process, drawn from the seed and the epoch; loader workers fetch by index.
+A change of workers goes on with what the plan has left, so that each sample comes exactly once. Three random streams
+are never shared: the order, the data (seeded for each epoch and sample, so that the number of workers can't change it),
+and the model's dropout, which owns torch's global generators.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import random
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from tui3090.recipe import Recipe, RecipeError, default_loss, samples_in, tokens_in, weigh
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """What one forward and backward works on."""
+
+    batch: Any
+    """As collated, on the CPU (pinned for CUDA); on the device once prefetched."""
+    weight: float
+    """What it weighs in the window's mean: labels that count, or samples."""
+    samples: int
+    tokens: int
+    """Without padding; 0 where the data has none."""
+    ready: torch.cuda.Event | None = None
+    """Of a prefetched one: its copy has ended."""
+
+
+@dataclass(slots=True)
+class Window:
+    """The micro-batches of one optimizer step."""
+
+    micro_batches: list[MicroBatch]
+    wait_s: float
+    """The host's wait for the loader, seconds."""
+
+    @property
+    def weighed(self) -> list[MicroBatch]:
+        """Those that teach something: one without any label is not run."""
+        return [micro for micro in self.micro_batches if micro.weight]
+
+    @property
+    def weight(self) -> float:
+        """What the whole window weighs."""
+        return sum(micro.weight for micro in self.micro_batches)
+
+
+def mix(*numbers: int) -> int:
+    """A 63-bit seed from several numbers, well spread, the same on every machine."""
+    state = 0
+    for number in numbers:
+        state = (state ^ (number & (2**64 - 1))) * 0x9E3779B97F4A7C15 & (2**64 - 1)
+        state ^= state >> 29
+        state = state * 0xBF58476D1CE4E5B9 & (2**64 - 1)
+        state ^= state >> 32
+    return state >> 1
+
+
+ORDER, DATA = 1, 2
+"""Names of the random streams that are seeded from the run's seed."""
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Python's, torch's and numpy's generators seeded; afterwards as they were, so that dropout's stream goes on."""
+    numpy = sys.modules.get("numpy")
+    python_state, torch_state = random.getstate(), torch.get_rng_state()
+    numpy_state = numpy.random.get_state() if numpy else None
+    _seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        torch.set_rng_state(torch_state)
+        if numpy and numpy_state is not None:
+            numpy.random.set_state(numpy_state)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)  # the CPU's alone: the card's is dropout's
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed & (2**32 - 1))
+
+
+class IndexPlan:
+    """The order of an epoch: sample indices, and where its batches end."""
+
+    def __init__(self, order: torch.Tensor, ends: torch.Tensor) -> None:
+        self.order = order
+        """[samples], int64."""
+        self.ends = ends
+        """[batches], int64: samples up to and with each batch."""
+
+    @classmethod
+    def regular(cls, samples: int, batch_size: int, drop_last: bool, shuffle: bool, seed: int) -> IndexPlan:
+        """Batches of one size, the last one shorter unless it is dropped."""
+        order = torch.arange(samples)
+        if shuffle:
+            order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
+        if drop_last:
+            samples -= samples % batch_size
+        ends = torch.arange(batch_size, samples + batch_size, batch_size).clamp(max=samples)
+        return cls(order[:samples], ends if samples else ends[:0])
+
+    @classmethod
+    def sampled(cls, batch_sampler: Any, epoch: int, seed: int) -> IndexPlan:
+        """What a batch sampler of the recipe's own gives for this epoch."""
+        if hasattr(batch_sampler, "set_epoch"):
+            batch_sampler.set_epoch(epoch)
+        with seeded(seed):
+            batches = [list(batch) for batch in batch_sampler]
+        order = torch.tensor([index for batch in batches for index in batch], dtype=torch.int64)
+        return cls(order, torch.tensor([len(batch) for batch in batches], dtype=torch.int64).cumsum(0))
+
+    def batches_left(self, consumed: int) -> int:
+        """Batches after the first `consumed` samples, a begun one counted."""
+        return len(self.ends) - int(torch.searchsorted(self.ends, consumed, right=True))
+
+    def after(self, consumed: int) -> Iterator[torch.Tensor]:
+        """The batches' indices after the first `consumed` samples, each [batch], int64."""
+        start = consumed
+        for end in self.ends[len(self.ends) - self.batches_left(consumed) :].tolist():
+            yield self.order[start:end]
+            start = end
+
+
+class SampleError(Exception):
+    """A dataset failed on a sample; says which."""
+
+
+class _Samples(list[Any]):
+    """The samples of a batch on their way to collate, with the seed for what collate draws."""
+
+    seed = 0
+
+
+class _Seeded(Dataset[Any]):
+    """The dataset with its random draws fixed by epoch and index, whoever fetches."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __getitems__(self, indices: list[int]) -> _Samples:
+        samples = _Samples()
+        samples.seed = mix(self.seed, *indices[:1])
+        with seeded(samples.seed):
+            if hasattr(self.dataset, "__getitems__"):
+                samples.extend(self.dataset.__getitems__(indices))
+                return samples
+            for index in indices:
+                _seed(mix(self.seed, index))
+                try:
+                    samples.append(self.dataset[index])
+                except Exception as error:
+                    raise SampleError(f"sample {index}: {type(error).__name__}: {error}") from error
+        return samples
+
+
+class _Collate:
+    """The recipe's collate with its random draws fixed likewise."""
+
+    def __init__(self, collate: Any) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        assert isinstance(samples, _Samples)  # of _Seeded
+        with seeded(mix(samples.seed, 1)):
+            return self.collate(list(samples))
+
+
+def _ready_worker(worker: int) -> None:
+    """In a worker: a closed terminal or ctrl+c is the main process's matter."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """The batch on the device, copied without waiting where its tensors are pinned; what is no tensor stays."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: move(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(move(value, device) for value in batch)
+    return batch
+
+
+def leaves(batch: Any) -> list[tuple[str, Any]]:
+    """Every value in a batch with its path, in a fixed order."""
+    if isinstance(batch, Mapping):
+        return [(f".{key}{path}", leaf) for key in batch for path, leaf in leaves(batch[key])]
+    if isinstance(batch, (list, tuple)):
+        return [(f"[{i}]{path}", leaf) for i, value in enumerate(batch) for path, leaf in leaves(value)]
+    return [("", batch)]
+
+
+class Feed:
+    """Gives the training thread its windows, an epoch at a time, and knows how many samples it has given."""
+
+    def __init__(self, recipe: Recipe, device: torch.device, seed: int, workers: int = 0, prefetch: int = 0) -> None:
+        self._recipe = recipe
+        self._device = device
+        self._seed = seed
+        self.workers = workers
+        self.prefetch = prefetch
+        """Micro-batches copied to the device ahead of time."""
+        self.note = ""
+        """What the user should know about how data is loaded; empty: nothing."""
+        source = recipe.train_data
+        self._loader_given = source if isinstance(source, DataLoader) else None
+        self.dataset: Any = source.dataset if isinstance(source, DataLoader) else source
+        self.indexed = not isinstance(self.dataset, IterableDataset)
+        given = self._loader_given
+        self.batch_size = given.batch_size or 1 if given is not None else recipe.batch_size
+        self._collate = recipe.collate_fn or (given.collate_fn if given is not None else default_collate)
+        self._plan: IndexPlan | None = None
+        self._iterator: Iterator[Any] = iter(())
+        self._sizes: Iterator[int] = iter(())
+        self._ahead: deque[MicroBatch] = deque()
+        self._side: torch.cuda.Stream | None = None
+        self._waited = 0.0
+        self._context: BaseContext | None = None
+        self.epoch = 0
+        self.taken = 0
+        """Samples of this epoch that windows were given."""
+
+    @property
+    def rows(self) -> int | None:
+        """Training samples; None: an iterable dataset without a length."""
+        try:
+            return len(self.dataset)
+        except TypeError:
+            return None
+
+    def start_epoch(self, epoch: int, taken: int = 0) -> None:
+        """Begin an epoch, or go on in it after `taken` samples. Raises RecipeError when it holds no batch."""
+        self.epoch, self.taken = epoch, taken
+        self._plan = self._make_plan(epoch) if self.indexed else None
+        if self._plan is not None and not len(self._plan.ends):
+            raise RecipeError(
+                f"The training data gives no batch: it has {self.rows} samples, "
+                f"the batch size is {self.batch_size}, and a shorter last batch is dropped."
+                if self.rows
+                else "The training data is empty: give Recipe(train_data=...) at least one sample."
+            )
+        self._restart()
+
+    def _make_plan(self, epoch: int) -> IndexPlan:
+        seed = mix(self._seed, ORDER, epoch)
+        shuffle, drop_last = self._recipe.shuffle, False
+        if self._loader_given is not None:
+            sampler: Any = self._loader_given.batch_sampler
+            if type(sampler) is not BatchSampler or type(sampler.sampler) not in (RandomSampler, SequentialSampler):
+                return IndexPlan.sampled(sampler, epoch, seed)
+            shuffle, drop_last = type(sampler.sampler) is RandomSampler, sampler.drop_last
+        return IndexPlan.regular(len(self.dataset), self.batch_size, drop_last, shuffle, seed)
+
+    def peek(self) -> MicroBatch | None:
+        """The next micro-batch, which the next window will begin with; None: the epoch is over."""
+        if not self._ahead and (micro := self._fetch()) is not None:
+            self._ahead.append(micro)
+        return self._ahead[0] if self._ahead else None
+
+    def set_workers(self, workers: int) -> None:
+        """Load with so many processes from the next window on; an iterable dataset from the next epoch on."""
+        self.workers = workers
+        if self.indexed:
+            self._restart()
+
+    def batches_left(self) -> int | None:
+        """Micro-batches that this epoch has left; None: unknown."""
+        if self._plan is not None:
+            return self._plan.batches_left(self.taken)
+        return None if self.rows is None else max(0, -(-(self.rows - self.taken) // self.batch_size))
+
+    def batches_per_epoch(self) -> int | None:
+        """Micro-batches of a whole epoch; None: unknown."""
+        if self._plan is not None:
+            return len(self._plan.ends)
+        return None if self.rows is None else -(-self.rows // self.batch_size)
+
+    def epochs_done(self) -> float:
+        """Epochs gone through, with the part of this one that was taken; whole ones where the length is unknown."""
+        total = len(self._plan.order) if self._plan is not None else self.rows
+        return self.epoch + (min(1.0, self.taken / total) if total else 0.0)
+
+    def next_window(self, size: int) -> Window | None:
+        """Up to `size` micro-batches, fewer at the epoch's end; None: the epoch is over."""
+        micro_batches: list[MicroBatch] = []
+        while len(micro_batches) < size:
+            micro = self._ahead.popleft() if self._ahead else self._fetch()
+            if micro is None:
+                break
+            micro_batches.append(micro)
+        waited, self._waited = self._waited, 0.0
+        if not micro_batches:
+            return None
+        self.taken += sum(micro.samples for micro in micro_batches)
+        return Window(micro_batches, waited)
+
+    def look_ahead(self) -> None:
+        """Fetch the next micro-batches and start their copies on a side stream, while the device computes."""
+        while len(self._ahead) < self.prefetch:
+            micro = self._fetch()
+            if micro is None:
+                return
+            self._side = self._side or torch.cuda.Stream(self._device)
+            with torch.cuda.stream(self._side):
+                micro.batch = move(micro.batch, self._device)
+                micro.ready = self._side.record_event()
+            self._ahead.append(micro)
+
+    def to_device(self, micro: MicroBatch) -> Any:
+        """The micro-batch's tensors where the current stream can use them."""
+        if micro.ready is None:
+            return move(micro.batch, self._device)
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(micro.ready)
+        for _, leaf in leaves(micro.batch):
+            if isinstance(leaf, torch.Tensor):
+                leaf.record_stream(stream)  # its memory must not be reused before this stream has read it
+        return micro.batch
+
+    def close(self) -> None:
+        """End the workers."""
+        self._iterator, self._sizes = iter(()), iter(())
+        self._ahead.clear()
+
+    def _fetch(self) -> MicroBatch | None:
+        began = time.perf_counter()
+        batch = next(self._iterator, None)
+        self._waited += time.perf_counter() - began
+        if batch is None:
+            return None
+        weight, tokens = weigh(self._recipe, batch), tokens_in(batch)
+        samples = next(self._sizes, None) or samples_in(batch)  # the plan knows, whatever collate made of them
+        if self._recipe.loss is default_loss:
+            batch = _without_full_mask(batch)
+        return MicroBatch(batch, weight, samples, tokens)
+
+    def _restart(self) -> None:
+        """A new loader for what the windows have not taken; what was prepared ahead is fetched again."""
+        self.close()
+        common: dict[str, Any] = {
+            "num_workers": self.workers,
+            "pin_memory": self._device.type == "cuda",
+            "generator": torch.Generator(),  # else every new loader draws from dropout's
+        }
+        if self.workers:
+            self._context = self._context or self._choose_context()
+            common |= {"multiprocessing_context": self._context, "worker_init_fn": _ready_worker}
+        if self._plan is None:
+            if self._loader_given is None:
+                common |= {"batch_size": self.batch_size}
+            else:
+                common |= {"batch_size": self._loader_given.batch_size, "drop_last": self._loader_given.drop_last}
+            self._iterator = iter(DataLoader(self.dataset, collate_fn=self._collate, **common))
+            return
+        plan, taken = self._plan, self.taken
+        self._sizes = (len(batch) for batch in plan.after(taken))
+        self._iterator = iter(
+            DataLoader(
+                _Seeded(self.dataset, mix(self._seed, DATA, self.epoch)),
+                batch_sampler=(batch.tolist() for batch in plan.after(taken)),
+                collate_fn=_Collate(self._collate),
+                **common,
+            )
+        )
+
+    def _choose_context(self) -> BaseContext:
+        """forkserver: a fork of this process would inherit its threads' locks. fork where the data can't be pickled."""
+        try:
+            pickle.dumps((self.dataset, self._collate))
+        except Exception as error:
+            self.note = (
+                f"Loader workers are forked, which can hang a process with threads: the dataset or collate_fn can't be "
+                f"pickled ({type(error).__name__}: {error}). Define its classes and functions at a module's top level."
+            )
+            return multiprocessing.get_context("fork")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.utils.data"])  # else every worker imports torch again
+        return context
+
+
+def _without_full_mask(batch: Any) -> Any:
+    """A mask of ones says nothing, and transformers takes another attention kernel for it under capture."""
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    if isinstance(mask, torch.Tensor) and bool(mask.all()):
+        return {key: value for key, value in batch.items() if key != "attention_mask"}
+    return batch

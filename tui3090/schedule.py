@@ -1,0 +1,80 @@
+"""The learning-rate schedule: linear warm-up and decay unless the recipe brings its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+WARM_UP = 0.03
+"""Share of the planned steps."""
+
+
+class LinearPlan:
+    """The factor on the base rate: up to 1 over the first 3 % of the planned optimizer steps, then down to 0.
+
+    Planning again in mid-run leaves the rate in force where it is: what is left of the warm-up and of the decay is
+    spread over the steps that are left.
+    """
+
+    def __init__(self, steps: int) -> None:
+        warm_up = max(1, round(steps * WARM_UP))
+        # the first step is not wasted on a rate of 0, nor the last
+        self.knots = [(-1, 0.0), (warm_up - 1, 1.0), (max(steps, warm_up), 0.0)]
+
+    def __call__(self, step: int) -> float:
+        """The factor after `step` optimizer steps, for the next one."""
+        for (start, low), (end, high) in zip(self.knots, self.knots[1:]):
+            if step < end:
+                return low + (high - low) * (step - start) / (end - start)
+        return self.knots[-1][1]
+
+    def replan(self, step: int, steps_left: int) -> None:
+        """After `step` optimizer steps there are now `steps_left` more: go from the rate in force to 0 over them."""
+        (peak, _), (end, _) = self.knots[-2:]
+        now, steps_left = (step, self(step)), max(1, steps_left)
+        rest = [(step + steps_left, 0.0)]
+        if step < peak:
+            rest.insert(0, (step + max(1, round(steps_left * (peak - step) / (end - step))), 1.0))
+            rest[-1] = (max(rest[-1][0], rest[0][0] + 1), 0.0)
+        self.knots = [now, *rest]
+
+
+class Schedule:
+    """Moves `param_groups["lr"]`, once for every optimizer step that was taken."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        wanted: Callable[[Optimizer, int], Any] | str | None,
+        planned_steps: int | None,
+    ) -> None:
+        self.plan: LinearPlan | None = None
+        self.scheduler: LRScheduler | ReduceLROnPlateau | None = None
+        if callable(wanted):
+            self.scheduler = wanted(optimizer, planned_steps or 0)
+        elif wanted is None and planned_steps:
+            self.plan = LinearPlan(planned_steps)
+            self.scheduler = LambdaLR(optimizer, self.plan)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the recipe brought it: then it is not planned again when the number of steps changes."""
+        return self.scheduler is not None and self.plan is None
+
+    def step(self) -> None:
+        """An optimizer step was taken."""
+        if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step()
+
+    def evaluated(self, loss: float) -> None:
+        """An evaluation gave this loss: the one thing that ReduceLROnPlateau goes by."""
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(loss)
+
+    def replan(self, step: int, steps_left: int | None) -> None:
+        """The number of steps that are left has changed."""
+        if self.plan is not None and steps_left is not None:
+            self.plan.replan(step, steps_left)

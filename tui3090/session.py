@@ -1,0 +1,189 @@
+"""One run from the command to its exit status: trainer, run folder, screen or plain lines, signals and the end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from tui3090.dashboard.terminal import Terminal, open_terminal
+from tui3090.dashboard.view import View
+from tui3090.headless import PlainOutput, Reporter
+from tui3090.link import Commands, Outlet
+from tui3090.output import OutputLog, plain
+from tui3090.records import Event, Stop
+from tui3090.runlog import RunFolder, RunLog
+from tui3090.settings import RunPlan
+from tui3090.signals import FORCE_AFTER_S, Interrupts
+from tui3090.summary import summary
+
+if TYPE_CHECKING:
+    from tui3090.dashboard.app import Dashboard
+    from tui3090.launch import TrainerThread
+
+LEFT_S = 5.0
+"""How long the screen may take to close before the process ends without it."""
+
+
+class Session:
+    """A run in this process. `run` does all of it."""
+
+    def __init__(self, plan: RunPlan, folder: RunFolder, headless: bool, leave_when_over: bool) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._headless = headless
+        self._leave_when_over = leave_when_over
+        self._commands = Commands()
+        self._log = RunLog(folder)
+        self._outlet = Outlet(self._log)
+        self._view = View(name=plan.name, folder=str(folder.path))
+        self._trainer: TrainerThread | None = None
+        self._interrupts = Interrupts()
+        self._force_at: float | None = None
+        self._problem = ""
+
+    def run(self) -> int:
+        """Train until the run is over or left; the exit status. Does not return while a trainer can't be stopped."""
+        terminal = None if self._headless else open_terminal()
+        with OutputLog(self._folder.output) as output:
+            if terminal is None or not self._on_screen(terminal, output):
+                self._in_plain_lines(PlainOutput(output.stdout))
+            status = self._end()
+        if terminal is not None:
+            terminal.close()
+        self._say_how_it_ended(status)
+        if self._trainer is not None and self._trainer.is_alive():
+            end_now(status)  # a thread that does not stop would hold the interpreter's exit
+        return status
+
+    def _start_training(self) -> None:
+        """Begin; with a screen this comes after its first paint, so what takes time is imported here."""
+        from tui3090.launch import start_trainer
+        from tui3090.runinfo import run_info
+
+        self._note(**run_info(self._plan))
+        self._trainer = start_trainer(self._plan, self._commands, self._outlet.emit)
+
+    def _on_screen(self, terminal: Terminal, output: OutputLog) -> bool:
+        """Run the dashboard. Returns whether the run is done with; False: the screen is lost and training goes on."""
+        from tui3090.dashboard.app import Dashboard
+        from tui3090.dashboard.driver import run_on
+        from tui3090.dashboard.source import LiveSource
+
+        def start() -> None:
+            output.take_streams()
+            self._start_training()
+
+        app = Dashboard(LiveSource(self._outlet, self._commands, start), self._view)
+        left = threading.Event()
+        threading.Thread(target=self._watch, args=(app, terminal, left), name="watch", daemon=True).start()
+        try:
+            run_on(terminal, app)
+        finally:
+            left.set()
+        return not terminal.gone and not app.return_code
+
+    def _watch(self, app: Dashboard, terminal: Terminal, left: threading.Event) -> None:
+        """Beside the screen: pass signals on to the trainer, and close the screen when there is nothing more to see."""
+        while not self._nothing_more_to_see():
+            if left.wait(0.1):
+                return
+        app.exit()
+        if self._interrupts.first is not None and not left.wait(LEFT_S):
+            terminal.give_up()
+            terminal.restore()
+            end_now(128 + self._interrupts.first)
+
+    def _nothing_more_to_see(self) -> bool:
+        if self._interrupted():
+            return self._trainer is None or not self._trainer.is_alive() or self._forced()
+        if not self._view.over:
+            return False
+        before_first_step = self._view.first_step_time is None
+        return self._leave_when_over or before_first_step or self._view.state.state == "stopped"
+
+    def _in_plain_lines(self, out: PlainOutput) -> None:
+        """Train without a screen until the run is over; where the terminal was hung up, `out` takes nothing."""
+        if self._trainer is None:
+            self._start_training()
+            assert self._trainer is not None
+        reporter = Reporter(self._view)
+        while True:
+            over = not self._trainer.is_alive()
+            for line in reporter.lines(self._outlet.drain()):
+                out.say(line)
+            if over or (self._interrupted() and self._forced()):
+                return
+            self._trainer.join(0.2)
+
+    def _interrupted(self) -> bool:
+        """Whether SIGINT or SIGTERM came; the first call after it asks the trainer to stop."""
+        if self._interrupts.first is None:
+            return False
+        if self._force_at is None:
+            self._force_at = time.monotonic() + FORCE_AFTER_S
+            self._commands.send(Stop())
+            name = signal.Signals(self._interrupts.first).name
+            text = f"{name}: stopping at the window's end; a second one leaves at once"
+            self._outlet.emit(Event(time=time.time(), level="warning", source="run", text=text))
+        return True
+
+    def _forced(self) -> bool:
+        """Whether training had its time to stop."""
+        return self._interrupts.count > 1 or (self._force_at is not None and time.monotonic() > self._force_at)
+
+    def _end(self) -> int:
+        """Stop what still runs, and write into run.json how it ended."""
+        trainer = self._trainer
+        if trainer is not None and trainer.is_alive() and self._interrupts.first is None:
+            # the user left without waiting for the window's end
+            self._commands.send(Stop(now=True))
+            trainer.join(LEFT_S)
+        self._view.absorb(self._outlet.drain())
+        status = 0 if trainer is None or trainer.exit_status is None else trainer.exit_status
+        if self._interrupts.first is not None:
+            status = 128 + self._interrupts.first
+        step = self._view.step
+        self._log.close()
+        self._note(
+            ended=time.time(),
+            state=self._view.state.state,
+            detail=self._view.state.detail,
+            steps=step.step if step else 0,
+            exit_status=status,
+        )
+        return status
+
+    def _note(self, **changes: Any) -> None:
+        """Set keys of run.json; on a full disk the run goes on without."""
+        try:
+            self._folder.write_info(**changes)
+        except OSError as error:
+            self._problem = f"run.json can't be written: {error.strerror}."
+
+    def _say_how_it_ended(self, status: int) -> None:
+        failed = self._view.state.state == "failed"
+        if failed and self._view.first_step_time is None:
+            lines = [f"tui3090: {plain(self._view.state.detail)}"]
+        else:
+            lines = summary(self._view)
+        if failed:
+            lines.append(f"What training printed, tracebacks included, is in {plain(str(self._folder.output))}")
+        lines += [plain(problem) for problem in (self._problem, self._log.problem) if problem]
+        out = PlainOutput(2 if status == 2 else 1)
+        for line in lines:
+            out.say(line, patience_s=1.0)
+
+
+def end_now(status: int) -> None:
+    """End the process without waiting for its threads; loader workers end too."""
+    for child in multiprocessing.active_children():
+        child.terminate()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(status)

@@ -1,0 +1,41 @@
+"""SIGINT, SIGTERM and SIGHUP for a process that trains in a thread and draws in another."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+FORCE_AFTER_S = 10.0
+"""From the first SIGINT or SIGTERM until the process leaves although training has not stopped."""
+
+
+class Interrupts:
+    """Notes SIGINT and SIGTERM instead of obeying them, and ignores SIGHUP. Made in the main thread.
+
+    A handler runs between two instructions of the main thread, which may hold any lock: it notes the signal and
+    nothing else; whoever waits for the run looks here.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        """The first signal that came; the exit status is 128 more."""
+        self.count = 0
+        """How many came: the second means that waiting for training is over."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+        # A closed terminal sends it to the whole group. Ignored, it is so in loader workers too, also after exec.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.register_at_fork(after_in_child=_in_forked_child)
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.count += 1
+        if self.first is None:
+            self.first = number
+
+
+def _in_forked_child() -> None:
+    """A loader worker must not run our handlers: they would speak for the parent, or raise inside a dataset."""
+    signal.set_wakeup_fd(-1)
+    for name in ("SIGTERM", "SIGTSTP", "SIGCONT", "SIGWINCH", "SIGTTIN", "SIGTTOU"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl+c reaches the whole group: the parent decides

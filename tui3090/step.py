@@ -1,0 +1,202 @@
+"""One optimizer step, its phases in reading order.
+
+A window of K micro-batches gives the gradient of the weighted mean over all it holds: each micro-batch runs
+`accumulate` with its share of the window's weight, then `update` runs once. Nothing here waits for the device, but for
+one place that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from tui3090.feed import MicroBatch
+from tui3090.optimizers import waits_for_nothing
+from tui3090.recipe import Recipe, RecipeError
+from tui3090.settings import Settings
+from tui3090.techniques.amp import autocast, scaler
+from tui3090.techniques.checkpointing import checkpointed
+from tui3090.techniques.tf32 import matmuls
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a window."""
+
+    loss: float
+    """The weighted mean."""
+    grad_norm: float
+    """Of the whole gradient, unscaled, before clipping."""
+    finite: bool
+    """Whether the weights were updated."""
+    loss_scale: float | None
+    """GradScaler's afterwards; None without it."""
+
+
+class InFlight:
+    """A window's outcome on its way from the device to the host."""
+
+    def __init__(self, report: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if report.is_cuda:
+            self._host = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
+            self._host.copy_(report, non_blocking=True)
+            self._event = torch.cuda.current_stream(report.device).record_event()
+        else:
+            self._host = report.clone()
+
+    def wait(self) -> Outcome:
+        """The outcome. The host waits here until the window's update is done: the plain loop's `loss.item()`."""
+        if self._event is not None:
+            self._event.synchronize()
+        loss, norm, bad, scale = self._host.tolist()
+        return Outcome(loss, norm, not bad, scale or None)
+
+
+class Step:
+    """The phases of an optimizer step, run eagerly. Graph replay (techniques/graph.py) wraps it."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        optimizer: Optimizer,
+        blocks: Sequence[nn.Module],
+        device: torch.device,
+        place: Callable[[MicroBatch], Any],
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.device = device
+        self.settings = Settings()
+        self.scaler = scaler(device)
+        self.place = place
+        """Brings a micro-batch's tensors to the device."""
+        self.waits_for_nothing = waits_for_nothing(optimizer)
+        self.keep_gradients = False
+        """Gradients are zeroed in place instead of freed: captured graphs know their addresses."""
+        self.loss = torch.zeros((), device=device)
+        """The window's weighted mean so far."""
+        self._loss_of = recipe.loss
+        self._clip_norm = recipe.clip_norm
+        self._blocks = blocks
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._share = torch.zeros((), device=device)
+        self._report = torch.zeros(4, device=device)
+        self._one = torch.ones((), device=device)
+        self._lr = [torch.zeros((), device=device) for _ in optimizer.param_groups]
+
+    @property
+    def scales(self) -> bool:
+        """Whether the loss is scaled: fp16's gradients would underflow."""
+        return self.settings.amp == "fp16"
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients there are, in the optimizer's order."""
+        return [p.grad for p in self._parameters if p.grad is not None]
+
+    def prepare(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """A window is about to begin; eager steps need nothing."""
+
+    def accumulate(self, micro: MicroBatch, share: float, first: bool) -> None:
+        """Forward and backward of one micro-batch, which has `share` of the window's weight."""
+        self.set_share(share)
+        self.forward_backward(self.place(micro), first)
+
+    def update(self) -> None:
+        """Clip, judge and apply what the window accumulated."""
+        self.set_lr()
+        self.apply()
+
+    def report(self) -> InFlight:
+        """The outcome of the window whose update was launched last."""
+        return InFlight(self._report)
+
+    # the phases; what varies from window to window is a scalar on the device, so that they can be captured
+
+    def set_share(self, share: float) -> None:
+        """Fill in the share of the window's weight."""
+        self._share.fill_(share)
+
+    def set_lr(self) -> None:
+        """Fill in the learning rates that the schedule gives, scaled."""
+        for group, lr in zip(self.optimizer.param_groups, self._lr):
+            lr.fill_(group["lr"] * self.settings.lr)
+
+    def zero(self) -> None:
+        """No gradient and no loss yet."""
+        self.loss.zero_()
+        if not self.keep_gradients:
+            for parameter in self._parameters:
+                parameter.grad = None
+        elif gradients := self.gradients():
+            torch._foreach_zero_(gradients)
+
+    def forward_backward(self, batch: Any, first: bool) -> None:
+        """Forward under autocast, backward of the scaled share of the loss; adds to gradients and loss."""
+        if first:
+            self.zero()
+        with matmuls(self.settings), checkpointed(self.model, self._blocks, self.settings.checkpointing):
+            with autocast(self.device, self.settings):
+                loss = _scalar(self._loss_of(self.model, batch))
+            share = loss * self._share
+            (self.scaler.scale(share) if self.scales else share).backward()
+        self.loss.add_(share.detach())
+
+    def apply(self) -> None:
+        """Unscale once, clip, judge, optimizer, scaler. A gradient that is not finite leaves weights alone."""
+        gradients = self.gradients()
+        if self.scales:
+            self.scaler.unscale_(self.optimizer)
+        norm = get_total_norm(gradients)
+        if self._clip_norm is not None:
+            torch._foreach_mul_(gradients, (self._clip_norm / (norm + 1e-6)).clamp(max=1.0))
+        bad = norm.isfinite().logical_not().float()
+        self._optimizer_step(bad)
+        if self.scales:
+            self.scaler.update()
+        scale = self.scaler.scale(self._one) if self.scales else self._one * 0
+        self._report.copy_(torch.stack([self.loss, norm.float(), bad, scale]))
+
+    def _optimizer_step(self, bad: Tensor) -> None:
+        """The optimizer's step unless the gradient is bad ([], 1.0 or 0.0)."""
+        if self.waits_for_nothing:
+            self.optimizer.found_inf = bad  # type: ignore[attr-defined]
+            try:
+                with self._lr_in_force():
+                    self.optimizer.step()
+            finally:
+                del self.optimizer.found_inf  # type: ignore[attr-defined]
+        elif not bad.item():  # the one wait for the window in flight: this optimizer can't skip on the device
+            with self._lr_in_force():
+                self.optimizer.step()
+
+    @contextmanager
+    def _lr_in_force(self) -> Iterator[None]:
+        """The scaled rate in the optimizer's groups, a device tensor where it takes one; the schedule never sees it."""
+        groups = self.optimizer.param_groups
+        before = [group["lr"] for group in groups]
+        as_tensor = self.waits_for_nothing and self.device.type == "cuda"
+        for group, lr in zip(groups, self._lr):
+            group["lr"] = lr if as_tensor else group["lr"] * self.settings.lr
+        try:
+            yield
+        finally:
+            for group, lr in zip(groups, before):
+                group["lr"] = lr
+
+
+def _scalar(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise RecipeError(f"The loss returned {what}: it must return one number, the mean over the batch.")
+    if not loss.requires_grad:
+        raise RecipeError("The loss depends on no trainable parameter: nothing would be learned from it.")
+    return loss.reshape(())

@@ -1,0 +1,98 @@
+"""Activation checkpointing: blocks keep only their inputs, and are computed again in backward.
+
+Always torch's non-reentrant form: it needs no input that requires a gradient (frozen embeddings would silently lose the
+gradients of everything behind them in the re-entrant form) and preserves the random state, so that dropout draws the
+same mask again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from tui3090.meters.flops import recompute_context
+from tui3090.settings import Settings
+
+if TYPE_CHECKING:
+    from tui3090.techniques import Machine
+
+
+def unavailable(machine: Machine, settings: Settings) -> str | None:
+    """It needs blocks to cut at, and for a captured step a torch that can rewind random offsets in a capture."""
+    if not settings.checkpointing:
+        return None
+    if not machine.blocks:
+        return "The model has no list of two or more equal blocks to cut at: give Recipe(blocks=[...])."
+    if settings.graph and machine.torch_version < (2, 10):
+        return "Checkpointing inside graph replay needs torch 2.10 or newer: its dropout would differ."
+    return None
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """The layers of every outermost ModuleList or Sequential of two or more modules of one class, in model order.
+
+    Lists inside a block (its experts, say) are left alone: they are computed again with it.
+    """
+    if isinstance(model, (nn.ModuleList, nn.Sequential)):
+        children = list(model)
+        if len(children) >= 2 and len({type(child) for child in children}) == 1 and list(children[0].parameters()):
+            return children
+    return [block for child in model.children() for block in find_blocks(child)]
+
+
+@contextmanager
+def checkpointed(model: nn.Module, blocks: Sequence[nn.Module], every: int) -> Iterator[None]:
+    """Every `every`-th of `blocks` recomputed in backward; 0: none. Afterwards the model is as it was.
+
+    Must stay entered until backward is over.
+    """
+    if not every:
+        yield
+        return
+    with ExitStack() as undo:
+        config = getattr(model, "config", None)
+        if getattr(config, "use_cache", False):  # a key-value cache can't be filled twice
+            undo.callback(setattr, config, "use_cache", True)
+            config.use_cache = False
+        for block in blocks[::every]:
+            block.forward = _recomputed(block)  # type: ignore[method-assign]
+            undo.callback(delattr, block, "forward")
+        yield
+
+
+def _recomputed(block: nn.Module) -> Callable[..., Any]:
+    """The block's forward under torch's checkpoint."""
+    statistics = [
+        buffer
+        for module in block.modules()
+        if isinstance(module, _BatchNorm)
+        for buffer in (module.running_mean, module.running_var, module.num_batches_tracked)
+        if buffer is not None
+    ]
+    return partial(checkpoint, block.forward, use_reentrant=False, context_fn=partial(_contexts, statistics))
+
+
+def _contexts(statistics: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What torch's checkpoint enters around the forward and around the recomputation."""
+    return nullcontext(), _recomputing(statistics, recompute_context())
+
+
+@contextmanager
+def _recomputing(statistics: list[Tensor], not_model: AbstractContextManager[None]) -> Iterator[None]:
+    """Running statistics of BatchNorm must not see the same batch twice; the recomputation is no model FLOP.
+
+    The statistics are put back rather than switched off: the recomputation must save the same tensors as the forward.
+    """
+    before = [statistic.clone() for statistic in statistics]
+    try:
+        with not_model:
+            yield
+    finally:
+        for statistic, value in zip(statistics, before):
+            statistic.copy_(value)

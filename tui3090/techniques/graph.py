@@ -1,0 +1,319 @@
+"""CUDA graph replay: a step's kernels recorded once for each shape, then launched together.
+
+`Replay` wraps `Step`: two captures for a key, *first* (zeroes the gradients, then accumulates) and *next*
+(accumulates), over one set of gradients, and the update apart, so that accumulation, learning rate and pausing need no new capture.
+A key is captured when it is seen for the second time: the first time runs eagerly, which makes the optimizer's state,
+warms the libraries up, keeps a second real batch to check the capture with, and never captures a shape that comes once.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from tui3090.settings import Settings
+
+if TYPE_CHECKING:
+    from tui3090.feed import MicroBatch
+    from tui3090.step import InFlight, Step
+    from tui3090.techniques import Machine
+
+SHAPES = 8
+"""Keys that are captured at the most; further ones run eagerly."""
+TOLERANCE, AMP_TOLERANCE = 1e-5, 1e-2
+"""How far replay's loss and gradient norm may be from eager's, relatively."""
+ATTEMPTS = 3
+"""Failed captures after which the technique is given up for this model."""
+
+Key = tuple[Any, ...]
+
+
+def unavailable(machine: Machine, settings: Settings) -> str | None:
+    """CUDA graphs need CUDA."""
+    if settings.graph and not machine.cuda:
+        return "CUDA graph replay needs an NVIDIA card, and training runs on the CPU."
+    return None
+
+
+class NotFinite(Exception):
+    """The batches of a check overflowed: nothing can be compared, the next window may try again."""
+
+
+@dataclass(slots=True)
+class _Capture:
+    """The graphs of one key."""
+
+    static: Any
+    """The batch whose memory the graphs read."""
+    first: torch.cuda.CUDAGraph
+    next: torch.cuda.CUDAGraph
+
+
+class Replay:
+    """Runs a `Step` by graph replay where it can, eagerly where it can't; has the step's own methods."""
+
+    def __init__(
+        self, step: Step, quiet: Callable[[], AbstractContextManager[None]], say: Callable[[str], None]
+    ) -> None:
+        self.step = step
+        self._quiet = quiet
+        """Entered during a capture: other threads of ours make no CUDA call meanwhile."""
+        self._say = say
+        self._pool: Any = None
+        self._captures: dict[Key, _Capture] = {}
+        self._seen: dict[Key, MicroBatch] = {}
+        self._refused: set[Key] = set()
+        self._update: torch.cuda.CUDAGraph | None = None
+        self._update_key: Key = ()
+        self._update_captures = 0
+        self.pool_bytes = 0
+        """What the captures took from the allocator."""
+        self.given_up = ""
+        """Why no capture is tried any more, a sentence; empty: they are."""
+        self.hits = 0
+        self.misses = 0
+
+    @property
+    def live(self) -> bool:
+        """Whether there are graphs, which keep their activations' memory."""
+        return bool(self._captures) or self._update is not None
+
+    def release(self) -> None:
+        """Drop every graph and give its memory back; what is still wanted is captured again when it comes."""
+        had = self.live
+        self._captures.clear()
+        self._seen.clear()
+        self._update, self._update_key, self._update_captures = None, (), 0
+        self._pool, self.pool_bytes = None, 0
+        self.step.keep_gradients = False
+        if had:
+            torch.cuda.synchronize(self.step.device)  # nothing may still be replaying; this is no step's hot path
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def make_room(self) -> None:
+        """Before an eager pass: release the graphs if what they hold may be missed."""
+        if not self.live:
+            return
+        free, _ = torch.cuda.mem_get_info(self.step.device)
+        if free < self.pool_bytes:
+            self.release()
+            self._say("graphs released to make room for an eager pass; they are captured again after it")
+
+    # what the trainer calls, as on Step
+
+    def prepare(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Capture the keys of this window that were seen in an earlier one."""
+        for micro in micro_batches:
+            key = self._key(micro)
+            if key in self._captures or key in self._refused or self.given_up:
+                continue
+            if key in self._seen and len(self._captures) < SHAPES:
+                self._try_capture(key, micro, self._seen.pop(key))
+        for micro in micro_batches:
+            key = self._key(micro)
+            if key not in self._captures and key not in self._refused and len(self._seen) < SHAPES:
+                self._seen[key] = micro
+
+    def accumulate(self, micro: MicroBatch, share: float, first: bool) -> None:
+        """As `Step.accumulate`."""
+        capture = self._captures.get(self._key(micro))
+        if capture is None:
+            self.misses += 1
+            self.make_room()
+            self.step.accumulate(micro, share, first)
+            return
+        self.hits += 1
+        self.step.set_share(share)
+        _fill(capture.static, micro.batch if micro.ready is None else self.step.place(micro))
+        (capture.first if first else capture.next).replay()
+
+    def update(self) -> None:
+        """As `Step.update`."""
+        self.step.set_lr()
+        key = self._key_of_update()
+        if key and key == self._update_key:
+            if self._update is None:
+                self._update = self._capture_update()
+            if self._update is not None:
+                self._update.replay()
+                return
+        elif self._update is not None:
+            self._update = None
+            self._update_captures += 1
+        self._update_key = key
+        self.step.apply()
+
+    def report(self) -> InFlight:
+        """As `Step.report`."""
+        return self.step.report()
+
+    def replays(self, micro: MicroBatch) -> bool:
+        """Whether this micro-batch would run by replay."""
+        return self._key(micro) in self._captures
+
+    # keys: everything that a kernel could see
+
+    def _key(self, micro: MicroBatch) -> Key:
+        from tui3090.feed import leaves
+
+        settings = self.step.settings
+        shapes = tuple(
+            (path, tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (path, repr(leaf))
+            for path, leaf in leaves(micro.batch)
+        )
+        return (settings.amp, settings.checkpointing, settings.tf32, self.step.model.training, shapes)
+
+    def _key_of_update(self) -> Key:
+        """Empty: the update can't be captured, for its optimizer decides on the host or runs hooks of the recipe's."""
+        optimizer: Any = self.step.optimizer
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        if not self.step.waits_for_nothing or hooks or self.given_up or self._update_captures >= ATTEMPTS:
+            return ()
+        if not self.step.keep_gradients:
+            return ()  # nothing is replayed, so the gradients have no fixed address
+        with_gradient = tuple(gradient.data_ptr() for gradient in self.step.gradients())
+        constants = tuple(
+            tuple((name, value) for name, value in group.items() if name not in ("lr", "params", "initial_lr"))
+            for group in optimizer.param_groups
+        )
+        return (self.step.scales, with_gradient, constants)
+
+    # capturing
+
+    def _try_capture(self, key: Key, micro: MicroBatch, earlier: MicroBatch) -> None:
+        try:
+            self._captures[key] = self._capture(micro, earlier)
+        except NotFinite:
+            return
+        except Exception as error:
+            self._refused.add(key)
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+        else:
+            return
+        # out of the except block: its traceback held the failed capture's tensors
+        self.release()
+        self._say(f"graph replay is not used for this batch shape: {reason}")
+        if len(self._refused) >= ATTEMPTS:
+            self.given_up = f"Graph replay is given up for this model: {reason}"
+
+    def _capture(self, micro: MicroBatch, earlier: MicroBatch) -> _Capture:
+        """Both graphs of a key, checked: replay must give the loss and gradient norm that eager gave on two batches."""
+        step, device = self.step, self.step.device
+        reserved = torch.cuda.memory_reserved(device)
+        batches = [step.place(micro), step.place(earlier)]
+        static = _copy(batches[0])
+        step.set_share(1.0)
+        with _restored(step.model, device) as rewind:
+            expected = [self._eager(batch, rewind) for batch in batches]
+            if not torch.stack(expected).isfinite().all():
+                raise NotFinite
+            step.keep_gradients = True
+            capture = _Capture(
+                static,
+                self._record(lambda: step.forward_backward(static, first=True)),
+                self._record(lambda: step.forward_backward(static, first=False)),
+            )
+            for batch, wanted in zip(batches, expected):
+                rewind()
+                _fill(static, batch)
+                capture.first.replay()
+                self._compare(wanted)
+        self.pool_bytes += max(0, torch.cuda.memory_reserved(device) - reserved)
+        return capture
+
+    def _eager(self, batch: Any, rewind: Callable[[], None]) -> Tensor:
+        rewind()
+        self.step.forward_backward(batch, first=True)
+        return self._figures()
+
+    def _figures(self) -> Tensor:
+        return torch.stack([self.step.loss, get_total_norm(self.step.gradients()).float()])
+
+    def _compare(self, wanted: Tensor) -> None:
+        got = self._figures()
+        tolerance = TOLERANCE if self.step.settings.amp == "off" else AMP_TOLERANCE
+        if not torch.allclose(got, wanted, rtol=tolerance, atol=1e-12):
+            raise RuntimeError(
+                f"replay gave loss {got[0].item():.7g} and gradient norm {got[1].item():.7g} where eager gave "
+                f"{wanted[0].item():.7g} and {wanted[1].item():.7g}; something in the model or the loss changes from "
+                "call to call on the host (Python's random, a counter)"
+            )
+
+    def _record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        # The graphs share one pool: nothing that one leaves there is read later, all outputs have memory of their own.
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream(self.step.device)
+        with (
+            self._quiet(),
+            torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
+        ):
+            run()
+        return graph
+
+    def _capture_update(self) -> torch.cuda.CUDAGraph | None:
+        try:
+            return self._record(self.step.apply)
+        except Exception as error:
+            self._update_captures = ATTEMPTS
+            self._say(f"the optimizer's step runs outside the graph: {' '.join(str(error).split())[:200]}")
+            return None
+
+
+def _fill(static: Any, batch: Any) -> None:
+    """Copy a batch into the memory that the graphs read."""
+    from tui3090.feed import leaves
+
+    for (_, target), (_, source) in zip(leaves(static), leaves(batch)):
+        if isinstance(target, Tensor):
+            target.copy_(source, non_blocking=True)
+
+
+def _copy(batch: Any) -> Any:
+    """A batch in memory of its own."""
+    if isinstance(batch, Tensor):
+        return batch.clone()
+    if isinstance(batch, dict):
+        return {key: _copy(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_copy(value) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(_copy(value) for value in batch)
+    return batch
+
+
+@contextmanager
+def _restored(model: torch.nn.Module, device: torch.device) -> Iterator[Callable[[], None]]:
+    """Whatever a check runs leaves no trace in random state and buffers. Gives a function that rewinds the card's.
+
+    Python's and the CPU's generators are put back only at the end: what a capture bakes in of them must differ from
+    what eager drew, or it would not be noticed.
+    """
+    numpy = sys.modules.get("numpy")
+    card, host, python = torch.cuda.get_rng_state(device), torch.get_rng_state(), random.getstate()
+    numpy_state = numpy.random.get_state() if numpy else None
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+
+    def rewind() -> None:
+        torch.cuda.set_rng_state(card, device)
+        for buffer, before in buffers:
+            buffer.copy_(before)
+
+    try:
+        yield rewind
+    finally:
+        rewind()
+        torch.set_rng_state(host)
+        random.setstate(python)
+        if numpy and numpy_state is not None:
+            numpy.random.set_state(numpy_state)

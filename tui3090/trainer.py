@@ -1,0 +1,333 @@
+"""The training loop: windows in, records out, commands taken at a window's start.
+
+`Trainer.run` reads from top to bottom: assemble, then epoch by epoch window by window. The settings are frozen for a
+window; what a key asked for comes into force at the next one.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+
+import torch
+
+from tui3090.assemble import Job, assemble
+from tui3090.evaluation import evaluate
+from tui3090.feed import Window
+from tui3090.ledger import FlopTally, Ledger, Running
+from tui3090.link import Commands
+from tui3090.meters.allocator import Allocator, held_by
+from tui3090.meters.poller import Poller
+from tui3090.recipe import RecipeError
+from tui3090.records import (
+    Available,
+    Change,
+    Changed,
+    Evaluate,
+    Event,
+    Pause,
+    Record,
+    Refused,
+    Stage,
+    State,
+    Stop,
+)
+from tui3090.schedule import Schedule
+from tui3090.settings import TECHNIQUES, RunPlan, Value
+from tui3090.source import describe
+from tui3090.step import Step
+from tui3090.techniques import reason_unavailable, refusal
+from tui3090.techniques.graph import Replay
+
+KERNELS = ("amp", "checkpointing", "tf32", "graph")
+"""Techniques that change which kernels a step runs: graphs captured before are of no use afterwards."""
+SAVES_MEMORY = ("amp", "checkpointing")
+"""Techniques after whose change the allocator should give back what it holds for the step as it was."""
+
+
+class Stopped(Exception):
+    """The user asked to stop."""
+
+
+class Trainer:
+    """Trains in the thread that calls `run`."""
+
+    job: Job
+    schedule: Schedule
+    runner: Step | Replay
+
+    def __init__(self, plan: RunPlan, commands: Commands, emit: Callable[[Record], None], poller: Poller) -> None:
+        self._plan = plan
+        self._commands = commands
+        self._emit = emit
+        self._poller = poller
+        self._flops = FlopTally()
+        self._running: Running | None = None
+        self._last_end: torch.cuda.Event | None = None
+        self.step = 0
+        """Optimizer steps taken."""
+        self.planned: int | None = None
+        """Optimizer steps in the whole run, as planned now; None: unknown."""
+
+    def run(self) -> int:
+        """Train to the end; returns the exit status. What goes wrong is a State record, its traceback in the output."""
+        try:
+            self.job = assemble(self._plan, self._emit)
+            self._begin()
+            self._train()
+            self._state("finished", f"after {self.step} steps")
+            return 0
+        except Stopped:
+            self._state("stopped", f"by you, after {self.step} steps")
+            return 0
+        except SystemExit as error:
+            self._state("failed", f"{self._plan.recipe.name} called sys.exit({error.code!r})")
+            return error.code if isinstance(error.code, int) else int(error.code is not None)
+        except BaseException as error:  # KeyboardInterrupt raised by a train.py, too, must not end the thread unseen
+            if not isinstance(error, RecipeError):
+                traceback.print_exc()
+            self._state("failed", describe(error, self._plan.recipe))
+            return 1 if self.step else 2
+        finally:
+            if hasattr(self, "job"):
+                self.job.feed.close()
+
+    # the loop
+
+    def _begin(self) -> None:
+        job = self.job
+        self._allocator = Allocator(job.machine.device.index or 0) if job.machine.cuda else None
+        self._poller.watch(job.device_uuid, self._allocator)
+        self._ledger = Ledger(job.device_name, job.weights_dtype)
+        self._replay = Replay(job.step, self._poller.quiet, lambda text: self._say("graph", text, "warning"))
+        self.runner = self._replay if job.settings.graph else job.step
+        self.planned = self._steps_left()
+        self.schedule = Schedule(job.step.optimizer, job.recipe.scheduler, self.planned)
+        self._tell_available()
+        self._first_began = time.time()
+        self._emit(Stage(time=self._first_began, name="first step"))
+
+    def _train(self) -> None:
+        job, epoch = self.job, 0
+        self._state("training")
+        while job.max_steps is not None or epoch < job.recipe.epochs:
+            if epoch:
+                job.feed.start_epoch(epoch)
+            while True:
+                self._boundary()
+                if self._enough():
+                    return self._evaluate()
+                began = time.perf_counter()
+                window = job.feed.next_window(job.settings.accumulate)
+                if window is None:
+                    break
+                self._run_window(window, began)
+            self._evaluate()
+            epoch += 1
+
+    def _run_window(self, window: Window, began: float) -> None:
+        """Everything that one optimizer step launches; the outcome of the window before is looked at in the middle."""
+        job, micro_batches = self.job, window.weighed
+        if self._running is not None:
+            self._running.ended = began
+        begin, before = self._mark(), self._last_end
+        replayed = self._accumulate(window)
+        self._settle()  # the window before: here the host waits, as the plain loop does for its loss
+        lr = float(job.step.optimizer.param_groups[0]["lr"]) * job.settings.lr
+        if micro_batches:
+            self.runner.update()
+        self._last_end = self._mark()
+        self._running = Running(
+            window=window,
+            in_flight=job.step.report() if micro_batches else None,
+            settings=job.settings,
+            lr=lr,
+            epoch=job.feed.epochs_done(),
+            began=began,
+            begin=begin,
+            before=before,
+            flops=self._flops.of(micro_batches, job.settings),
+            replayed=replayed,
+        )
+        job.feed.look_ahead()
+        if not job.machine.cuda:
+            self._settle()  # the CPU has nothing in flight
+
+    def _accumulate(self, window: Window) -> bool:
+        """Forward and backward of every micro-batch; whether all of them ran by replay."""
+        micro_batches, replayed = window.weighed, 0
+        self.runner.prepare(micro_batches)
+        for number, micro in enumerate(micro_batches):
+            if self._commands.stop_now.is_set():
+                raise Stopped
+            share, first = micro.weight / window.weight, number == 0
+            if isinstance(self.runner, Replay) and self.runner.replays(micro):
+                self.runner.accumulate(micro, share, first)
+                replayed += 1
+            else:
+                with self._flops.counting(micro, self.job.settings):
+                    self.runner.accumulate(micro, share, first)
+        return 0 < replayed == len(micro_batches)
+
+    def _settle(self) -> None:
+        """Learn what became of the window in flight: only now is it a step, and the schedule moves."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        outcome = running.in_flight.wait() if running.in_flight is not None else None
+        if not self._ledger.why_skipped(outcome, running.settings):
+            self.step += 1
+            self.schedule.step()
+        self._emit(self._ledger.record(running, outcome, self.step, self.planned))
+        if self._first_began:
+            now = time.time()
+            self._emit(Stage(time=now, name="first step", seconds=now - self._first_began))
+            self._first_began = 0.0
+            self._poller.held = held_by(self.job.step.model, self.job.step.optimizer)
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """An event on the device's time line; None on the CPU."""
+        if not self.job.machine.cuda:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.job.machine.device))
+        return event
+
+    def _interrupt(self) -> None:
+        """Something other than a window comes next: the window in flight ends first, and no gap is counted as stall."""
+        if self._running is not None:
+            self._running.ended = time.perf_counter()
+        self._settle()
+        self._last_end = None
+
+    def _enough(self) -> bool:
+        """Whether the steps asked for are done; the one in flight counts once it is known to be one."""
+        if self.job.max_steps is None:
+            return False
+        if self._running is not None and self.step + 1 >= self.job.max_steps:
+            self._interrupt()
+        return self.step >= self.job.max_steps
+
+    def _steps_left(self) -> int | None:
+        """Optimizer steps that are left at the accumulation in force; None: unknown."""
+        job = self.job
+        if job.max_steps is not None:
+            return max(0, job.max_steps - self.step)
+        left, whole = job.feed.batches_left(), job.feed.batches_per_epoch()
+        if left is None or whole is None:
+            return None
+        k = job.settings.accumulate
+        return -(-left // k) + max(0, job.recipe.epochs - 1 - job.feed.epoch) * -(-whole // k)
+
+    # commands
+
+    def _boundary(self) -> None:
+        """Take what was asked for since the last window began; while paused, wait here for more."""
+        paused = False
+        while True:
+            for command in self._commands.take():
+                match command:
+                    case Change(technique, value):
+                        self._change(technique, value)
+                    case Pause(on):
+                        paused = on
+                    case Evaluate():
+                        self._evaluate(asked=True)
+                    case Stop():
+                        self._state("stopping")
+                        self._interrupt()
+                        raise Stopped
+            if not paused:
+                break
+            self._interrupt()
+            self._state("paused")
+            self._commands.arrived.wait()
+        self._state("training")
+
+    def _change(self, name: str, value: Value, origin: str = "key") -> None:
+        """Put a technique's new value in force from the next window on, or say why not."""
+        job = self.job
+        old = getattr(job.settings, name, None)
+        try:
+            settings = job.settings.having(name, value)
+            reason = refusal(job.machine, settings)
+        except ValueError as error:
+            reason = str(error)
+        if name == "graph" and value and self._replay.given_up:
+            reason = self._replay.given_up
+        if reason or old == value or old is None:
+            if reason:
+                self._emit(Refused(time=time.time(), technique=name, value=value, reason=reason))
+            return
+        self._interrupt()
+        job.settings = job.step.settings = settings
+        if name in KERNELS:
+            self._replay.release()
+            self.runner = self._replay if settings.graph else job.step
+        elif name == "workers":
+            job.feed.set_workers(settings.workers)
+            if settings.workers:
+                self._say("data", job.feed.note, "warning")
+        elif name == "prefetch":
+            job.feed.prefetch = settings.prefetch
+        elif name == "accumulate":
+            self._replan()
+        self._emit(Changed(time=time.time(), step=self.step + 1, technique=name, old=old, new=value, origin=origin))
+        if self._allocator is not None:
+            if name in SAVES_MEMORY:
+                self._empty_cache()
+            self._allocator.reset_peak()
+        self._tell_available()
+
+    def _replan(self) -> None:
+        """Accumulation decides how many optimizer steps are left."""
+        left = self._steps_left()
+        self.planned = self.step + left if left is not None else None
+        self.schedule.replan(self.step, left)
+        if self.schedule.fixed:
+            self._say("train", "the recipe's own learning-rate schedule is not planned again for the new step count")
+
+    def _empty_cache(self) -> None:
+        before = torch.cuda.memory_reserved(self.job.machine.device)
+        torch.cuda.empty_cache()
+        freed = before - torch.cuda.memory_reserved(self.job.machine.device)
+        if freed > 0:
+            self._say("memory", f"gave {freed / 2**30:.2f} GiB of the allocator's cache back")
+
+    def _evaluate(self, asked: bool = False) -> None:
+        """Measure the loss on the eval data; without any, say so if it was asked for."""
+        self._interrupt()
+        if self.job.recipe.eval_data is None:
+            if asked:
+                self._say("eval", "the recipe has no eval_data: give it some to see the loss on unseen samples")
+            return
+        self._state("evaluating")
+        self._replay.make_room()
+        evaluated = evaluate(self.job, self.step, self._commands.stop.is_set)
+        if evaluated is not None:
+            self._emit(evaluated)
+            if evaluated.loss is not None:
+                self.schedule.evaluated(evaluated.loss)
+        self._state("training")
+
+    # telling
+
+    def _state(self, state: str, detail: str = "") -> None:
+        """Tell what the run is doing now, if that is new."""
+        if state != self._told:
+            self._told = state
+            self._emit(State(time=time.time(), state=state, detail=detail))
+
+    _told = ""
+
+    def _say(self, source: str, text: str, level: str = "info") -> None:
+        if text:
+            self._emit(Event(time=time.time(), level=level, source=source, text=text))
+
+    def _tell_available(self) -> None:
+        for technique in TECHNIQUES:
+            reason = reason_unavailable(technique.name, self.job.machine, self.job.settings)
+            if technique.name == "graph" and self._replay.given_up:
+                reason = self._replay.given_up
+            self._emit(Available(time=time.time(), technique=technique.name, reason=reason))
