@@ -265,12 +265,7 @@ class Feed:
         self.epoch, self.taken = epoch, taken
         self._plan = self._make_plan(epoch) if self.indexed else None
         if self._plan is not None and not len(self._plan.ends):
-            raise RecipeError(
-                f"The training data gives no batch: it has {self.rows} samples, "
-                f"the batch size is {self.batch_size}, and a shorter last batch is dropped."
-                if self.rows
-                else "The training data is empty: give Recipe(train_data=...) at least one sample."
-            )
+            raise RecipeError("The training data gives no batch: its batch sampler ended at once.")
         self._restart()
 
     def _make_plan(self, epoch: int) -> IndexPlan:

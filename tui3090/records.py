@@ -282,7 +282,7 @@ def to_object(record: Record) -> dict[str, Any]:
     body: dict[str, Any] = {"type": record.type}
     for field in fields(record):
         value = getattr(record, field.name)
-        if value is None or value == "":
+        if (value is None or value == "") and field.default in (MISSING, value):
             continue
         body[field.name] = str(value) if isinstance(value, float) and not math.isfinite(value) else value
     return body
@@ -299,18 +299,22 @@ def from_object(body: object) -> Record | None:
         return None
     given: dict[str, Any] = {}
     for field in fields(cls):
-        kind_of = str(field.type)
-        value = body.get(field.name, "" if kind_of == "str" else None)
-        if value in ("nan", "inf", "-inf") and "float" in kind_of:
+        kind = str(field.type)
+        value = body.get(field.name)
+        if value in ("nan", "inf", "-inf") and kind.startswith("float"):
             value = float(value)
-        if field.name not in body and field.default is not MISSING:
-            continue
-        if isinstance(value, _ACCEPTED[kind_of]) and not (isinstance(value, bool) and kind_of not in ("bool", "Value")):
+        if field.name in body and _is(value, kind):
             given[field.name] = value
-    try:
-        return cls(**given)
-    except TypeError:
-        return None
+        elif field.default is MISSING:  # left out: unknown or empty, where it can be that
+            given[field.name] = "" if kind == "str" else None
+            if not _is(given[field.name], kind):
+                return None
+    return cls(**given)
+
+
+def _is(value: object, kind: str) -> bool:
+    """Whether a JSON value can stand in a field of that type; a truth value is no number."""
+    return isinstance(value, _ACCEPTED[kind]) and (not isinstance(value, bool) or kind in ("bool", "Value"))
 
 
 @dataclass(frozen=True, slots=True)

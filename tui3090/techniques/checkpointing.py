@@ -56,7 +56,7 @@ def checkpointed(model: nn.Module, blocks: Sequence[nn.Module], every: int) -> I
         yield
         return
     with ExitStack() as undo:
-        config = getattr(model, "config", None)
+        config: Any = getattr(model, "config", None)
         if getattr(config, "use_cache", False):  # a key-value cache can't be filled twice
             undo.callback(setattr, config, "use_cache", True)
             config.use_cache = False

@@ -1,7 +1,8 @@
 """CUDA graph replay: a step's kernels recorded once for each shape, then launched together.
 
 `Replay` wraps `Step`: two captures for a key, *first* (zeroes the gradients, then accumulates) and *next*
-(accumulates), over one set of gradients, and the update apart, so that accumulation, learning rate and pausing need no new capture.
+(accumulates), over one set of gradients, and the update apart, so that accumulation, learning rate and pausing need
+no new capture.
 A key is captured when it is seen for the second time: the first time runs eagerly, which makes the optimizer's state,
 warms the libraries up, keeps a second real batch to check the capture with, and never captures a shape that comes once.
 """
@@ -11,9 +12,11 @@ from __future__ import annotations
 import gc
 import random
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -197,7 +200,7 @@ class Replay:
             return
         except Exception as error:
             self._refused.add(key)
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            reason = _reason(error)
         else:
             return
         # out of the except block: its traceback held the failed capture's tensors
@@ -256,6 +259,7 @@ class Replay:
         stream = torch.cuda.current_stream(self.step.device)
         with (
             self._quiet(),
+            _cleared_up(self.step.device, self._pool),
             torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
         ):
             run()
@@ -266,8 +270,32 @@ class Replay:
             return self._record(self.step.apply)
         except Exception as error:
             self._update_captures = ATTEMPTS
-            self._say(f"the optimizer's step runs outside the graph: {' '.join(str(error).split())[:200]}")
+            self._say(f"the optimizer's step runs outside the graph: {_reason(error)}")
             return None
+
+
+@contextmanager
+def _cleared_up(device: torch.device, pool: Any) -> Iterator[None]:
+    """Around a capture: a failed one leaves torch's random generator and allocator as if it were still going on."""
+    generator = torch.cuda.default_generators[device.index]
+    before = generator.clone_state()
+    try:
+        yield
+    except BaseException:
+        generator.graphsafe_set_state(before)
+        with suppress(AttributeError, RuntimeError):  # RuntimeError: it was ended properly
+            torch._C._cuda_endAllocateToPool(device.index, pool)
+        raise
+
+
+def _reason(error: BaseException) -> str:
+    """What failed first, in a line, and where: the end of a capture raises an error of its own on top."""
+    while error.__context__ is not None:
+        error = error.__context__
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((f"{Path(f.filename).name}:{f.lineno}: " for f in reversed(frames) if "/torch/" not in f.filename), "")
+    text = str(error).strip().split("\n")[0]
+    return f"{place}{text[:200] or type(error).__name__}"
 
 
 def _fill(static: Any, batch: Any) -> None:

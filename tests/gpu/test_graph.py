@@ -1,0 +1,184 @@
+"""Graph replay on a card: what it must notice, what it must survive, what it must give back."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import Train
+from tests.reference import Blocks, loss_of, samples
+from tui3090.meters.allocator import Allocator
+from tui3090.recipe import Recipe
+from tui3090.records import Change, Event, Refused, StepRecord
+from tui3090.settings import Settings
+
+pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"), pytest.mark.timeout(300)]
+
+REPLAY = Settings(graph=True)
+
+
+def recipe(count: int = 80, batch_size: int = 4, **fields: Any) -> Recipe:
+    """The reference's small model."""
+    torch.manual_seed(3)
+    options: dict[str, Any] = {
+        "model": Blocks(width=64, batch_norm=fields.pop("batch_norm", False), dropout=fields.pop("dropout", 0.1)),
+        "train_data": samples(count, width=64),
+        "loss": loss_of,
+        "optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
+        "batch_size": batch_size,
+    }
+    return Recipe(**{**options, **fields})
+
+
+def replayed(ran: Any) -> list[bool]:
+    return [record.replayed for record in ran.of(StepRecord)]
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize(
+    "settings", [REPLAY, Settings(graph=True, accumulate=3), Settings(graph=True, amp="fp16", checkpointing=1)]
+)
+def test_equals_eager_with_short_last_batches(
+    train: Train, deterministic: None, batch_norm: bool, settings: Settings
+) -> None:
+    eager = train(
+        recipe(86, batch_norm=batch_norm, epochs=3), settings=settings.having("graph", False), device="cuda:0"
+    )
+    ran = train(recipe(86, batch_norm=batch_norm, epochs=3), settings=settings, device="cuda:0")
+    assert ran.status == 0
+    assert any(replayed(ran)), ran.of(Event)
+    assert ran.losses == eager.losses
+    for name, value in ran.weights.items():
+        assert torch.equal(value, eager.weights[name]), name
+
+
+def test_a_shape_that_comes_once_runs_eagerly_and_never_on_stale_rows(train: Train) -> None:
+    ran = train(recipe(42, epochs=1), settings=REPLAY, device="cuda:0")
+    assert replayed(ran) == [False] + [True] * 9 + [False]  # 42 = 10 x 4 + 2
+    assert [r.samples for r in ran.of(StepRecord)][-1] == 2
+
+
+def test_python_randomness_in_the_model_is_noticed(train: Train) -> None:
+    def jittered(model: nn.Module, batch: Any) -> torch.Tensor:
+        return loss_of(model, batch) * (1 + random.random())
+
+    ran = train(recipe(loss=jittered), settings=REPLAY, device="cuda:0")
+    assert ran.status == 0
+    assert not any(replayed(ran))
+    assert any("changes from call to call" in e.text for e in ran.of(Event))
+
+
+def test_a_host_read_in_the_loss_falls_back_and_says_why(train: Train) -> None:
+    def reading(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = loss_of(model, batch)
+        return loss * (1.0 if loss.item() < 1e9 else 0.0)
+
+    plain = train(recipe(loss=reading, dropout=0.0), device="cuda:0")
+    ran = train(
+        recipe(loss=reading, dropout=0.0),
+        {8: [Change("graph", False)], 9: [Change("graph", True)]},
+        REPLAY,
+        device="cuda:0",
+    )
+    assert ran.status == 0
+    assert not any(replayed(ran))
+    assert ran.losses == pytest.approx(plain.losses, rel=1e-4)
+    assert [e.text for e in ran.of(Event) if e.source == "graph"], "the reason is told"
+
+
+def test_learning_rate_accumulation_and_pausing_need_no_new_capture(train: Train) -> None:
+    captured: list[int] = []
+    script = {
+        4: [Change("lr", 0.5)],
+        6: [Change("accumulate", 2)],
+        8: [Change("accumulate", 4)],
+        10: [Change("lr", 2.0)],
+    }
+    ran = train(recipe(200), script, REPLAY, device="cuda:0")
+    replay = ran.trainer._replay
+    captured.append(len(replay._captures))
+    assert captured == [1]
+    assert replayed(ran)[1:-1].count(False) == 0
+
+
+def test_memory_does_not_grow_with_toggles(train: Train) -> None:
+    allocator = Allocator(0)
+    reserved: list[int] = []
+
+    def measured(model: nn.Module, batch: Any) -> torch.Tensor:
+        reserved.append(allocator.read()["reserved"])
+        return loss_of(model, batch)
+
+    script = {4 * i: [Change("graph", i % 2 == 1)] for i in range(1, 41)}
+    ran = train(recipe(4 * 200, loss=measured), script, device="cuda:0")
+    assert ran.status == 0
+    assert sum(replayed(ran)) > 30
+    gc.collect()
+    early = max(reserved[: len(reserved) // 10])
+    assert max(reserved) <= early * 1.05
+
+
+def test_captures_beside_a_pinning_loader_and_a_busy_poller(train: Train) -> None:
+    allocator, stop = Allocator(0), threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.005):
+            allocator.read()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        script = {3 * i: [Change("graph", i % 2 == 1)] for i in range(1, 100)}
+        ran = train(recipe(4 * 310), script, Settings(workers=1, prefetch=2), device="cuda:0")
+    finally:
+        stop.set()
+        thread.join()
+    assert ran.status == 0
+    assert not [e for e in ran.of(Event) if e.source == "graph"]
+    assert not ran.of(Refused)
+    assert sum(replayed(ran)) > 80
+
+
+def test_nothing_waits_for_the_window_in_flight(train: Train) -> None:
+    calls: list[int] = []
+
+    def strict(model: nn.Module, batch: Any) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 6:
+            torch.cuda.set_sync_debug_mode("error")
+        return loss_of(model, batch)
+
+    for settings in (
+        Settings(),
+        Settings(amp="fp16"),
+        Settings(checkpointing=1),
+        Settings(accumulate=2),
+        Settings(prefetch=2),
+        Settings(workers=1),
+    ):
+        calls.clear()
+        try:
+            ran = train(recipe(4 * 50, loss=strict), settings=settings, device="cuda:0")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert ran.status == 0, (settings, ran.records[-1])
+
+
+def test_other_optimizers_run_outside_the_graph_with_the_same_result(train: Train, deterministic: None) -> None:
+    makers: list[Callable[[nn.Module], torch.optim.Optimizer]] = [
+        lambda m: torch.optim.SGD(m.parameters(), lr=1e-2, momentum=0.9),
+        lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2, foreach=True),
+        lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-3),
+    ]
+    for maker in makers:
+        eager = train(recipe(optimizer=maker), device="cuda:0")
+        ran = train(recipe(optimizer=maker), settings=REPLAY, device="cuda:0")
+        assert any(replayed(ran))
+        assert ran.losses == eager.losses

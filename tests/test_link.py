@@ -1,0 +1,38 @@
+"""Commands one way, records the other."""
+
+from __future__ import annotations
+
+from tests.test_records import _step as step
+from tui3090.link import QUEUED, Commands, Outlet
+from tui3090.records import Change, Evaluate, Event, Stop, Withdraw
+
+
+def test_the_last_change_of_a_technique_counts_and_can_be_withdrawn() -> None:
+    commands = Commands()
+    for command in (Change("amp", "bf16"), Change("tf32", True), Evaluate(), Change("amp", "fp16"), Withdraw("tf32")):
+        commands.send(command)
+    assert commands.arrived.is_set()
+    assert commands.take() == [Evaluate(), Change("amp", "fp16")]
+    assert commands.take() == []
+    assert not commands.arrived.is_set()
+
+
+def test_a_stop_is_seen_at_once() -> None:
+    commands = Commands()
+    commands.send(Stop())
+    assert commands.stop.is_set()
+    assert not commands.stop_now.is_set()
+    commands.send(Stop(now=True))
+    assert commands.stop_now.is_set()
+
+
+def test_a_watcher_that_stalls_loses_step_records_but_no_event() -> None:
+    outlet = Outlet()
+    outlet.emit(Event(time=0.0, level="info", source="run", text="first"))
+    for _ in range(3 * QUEUED):
+        outlet.emit(step())
+    outlet.emit(Event(time=1.0, level="info", source="run", text="last"))
+    records = outlet.drain()
+    assert len(records) == QUEUED + 2
+    assert [r.text for r in (records[0], records[-1]) if isinstance(r, Event)] == ["first", "last"]
+    assert outlet.drain() == []

@@ -1,0 +1,100 @@
+"""Records as JSON lines: lossless, strict JSON, and readable when they come from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tui3090.records import RECORD_TYPES, Record, StepRecord, from_object, to_object
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "str": st.text(),
+    "int": st.integers(),
+    "float": st.floats(),
+    "bool": st.booleans(),
+    "Value": st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(min_size=1)),
+}
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    """Any record."""
+    cls = RECORD_TYPES[draw(st.sampled_from(sorted(RECORD_TYPES)))]
+    given = {}
+    for field in fields(cls):
+        kind, _, optional = str(field.type).partition(" | ")
+        given[field.name] = draw(st.one_of(VALUES[kind], st.none()) if optional else VALUES[kind])
+    return cls(**given)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Equality in which nan equals nan."""
+    return bool(a == b) or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b))
+
+
+@given(records())
+def test_a_record_comes_back_as_it_was(record: Record) -> None:
+    line = json.dumps(to_object(record), allow_nan=False)
+    again = from_object(json.loads(line))
+    assert type(again) is type(record)
+    for field in fields(record):
+        before, after = getattr(record, field.name), getattr(again, field.name)
+        if field.name in ("new", "old", "value") and before in ("nan", "inf", "-inf"):
+            continue
+        assert equal(before, after), field.name
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
+    max_leaves=10,
+)
+
+
+@given(
+    st.one_of(
+        JSON,
+        st.builds(
+            lambda kind, body: {**body, "type": kind},
+            st.sampled_from([*RECORD_TYPES, "newer"]),
+            st.dictionaries(st.sampled_from(["time", "step", "loss", "level", "technique", "unheard", "type"]), JSON),
+        ),
+    )
+)
+def test_whatever_stands_in_a_line_is_a_record_or_none(body: Any) -> None:
+    record = from_object(body)
+    assert record is None or isinstance(record, Record)
+
+
+def test_what_a_newer_version_added_is_passed_over_and_wrong_types_too() -> None:
+    line = to_object(_step())
+    assert from_object({**line, "added_later": 5}) == _step()
+    assert from_object({**line, "grad_norm": "much"}) == from_object(
+        {k: v for k, v in line.items() if k != "grad_norm"}
+    )
+    assert from_object({**line, "step": True}) is None
+    assert from_object({k: v for k, v in line.items() if k != "step"}) is None
+    assert from_object({**line, "type": "nothing"}) is None
+
+
+def _step() -> StepRecord:
+    return StepRecord(
+        time=1.0,
+        step=1,
+        planned_steps=10,
+        epoch=0.1,
+        micro_batches=1,
+        loss=2.5,
+        lr=1e-3,
+        grad_norm=1.0,
+        samples=8,
+        tokens=1024,
+        seconds=0.5,
+        wait_s=0.1,
+        stall_s=0.05,
+    )
