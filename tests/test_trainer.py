@@ -304,6 +304,31 @@ def test_evaluation_leaves_training_as_it_was(train: Train) -> None:
     assert asked.text == "x[/b]"
 
 
+def test_a_mistake_in_the_metrics_does_not_end_training(train: Train) -> None:
+    def metrics(model: nn.Module, given: Any) -> dict[str, float | str]:
+        raise KeyError("accuracy")
+
+    ran = train(recipe(eval_data=samples(10), metrics=metrics), {4: [Evaluate()]})
+    assert ran.status == 0
+    assert len(ran.losses) == 11
+    assert ran.losses == train(recipe()).losses
+    errors = [event.text for event in ran.of(Event) if event.level == "error"]
+    assert len(errors) == 2
+    assert "KeyError: 'accuracy'" in errors[0]
+
+
+def test_a_stream_that_can_be_gone_through_once_is_refused_at_its_second_epoch(train: Train, failure: Any) -> None:
+    class Once(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+        rows = iter(samples(12))
+
+        def __iter__(self) -> Any:
+            return self.rows
+
+    ran = train(recipe(train_data=Once(), epochs=2))
+    assert len(ran.losses) == 3
+    assert "gave nothing in epoch 2" in failure(ran)
+
+
 def test_evaluation_is_the_mean_over_labels_and_none_without_any(train: Train) -> None:
     unlabelled = [{"x": row["x"], "labels": torch.tensor(-100)} for row in samples(8)]
     assert train(recipe(eval_data=unlabelled)).of(Evaluated)[-1].loss is None

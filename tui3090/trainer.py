@@ -123,6 +123,8 @@ class Trainer:
                 if window is None:
                     break
                 self._run_window(window, began)
+            if not job.feed.taken:
+                raise RecipeError(f"train_data gave nothing in epoch {epoch + 1}: it must be iterable again and again.")
             self._evaluate()
             epoch += 1
 
@@ -304,7 +306,12 @@ class Trainer:
             return
         self._state("evaluating")
         self._replay.make_room()
-        evaluated = evaluate(self.job, self.step, self._commands.stop.is_set)
+        evaluated = None
+        try:
+            evaluated = evaluate(self.job, self.step, self._commands.stop.is_set)
+        except Exception as error:  # what training has learned is not lost to a mistake in the metrics
+            traceback.print_exc()
+            self._say("eval", f"evaluation failed, training goes on: {describe(error, self._plan.recipe)}", "error")
         if evaluated is not None:
             self._emit(evaluated)
             if evaluated.loss is not None:
