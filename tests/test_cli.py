@@ -77,7 +77,7 @@ def test_without_a_file_the_bundled_recipe_runs(plans: list[tuple[RunPlan, Path,
     [
         ("frobnicate", "invalid choice: 'frobnicate'"),
         ("run nope.py", "nope.py"),
-        ("run nope", "no bundled recipe 'nope'"),
+        ("run nope", "has no recipe 'nope'"),
         ("run train.py --frob", "there is nothing called --frob here"),
         ("run train.py --batch-size 3", "options of the train.py after --"),
         ("run train.py --step 3", "there is nothing called --step here"),

@@ -177,9 +177,11 @@ def test_bundled_recipes_are_files_that_load():
     assert "size" in [option.name for option in read_options(bundled("gpt"))]
     recipe = load_recipe(bundled("gpt"), {})
     assert type(recipe.model).__module__ == "tui3090.recipes.gpt"
+    with pytest.raises(RecipeError, match=r"gpt\.py, line \d+: ValueError: context is 0: give 1 byte or more$"):
+        load_recipe(bundled("gpt"), {"context": 0})
     with pytest.raises(RecipeError) as caught:
         bundled("gtp")
-    assert str(caught.value) == "There is no bundled recipe 'gtp': there are gpt and template; a file ends in .py."
+    assert str(caught.value) == "tui3090 has no recipe 'gtp', only gpt; a file ends in .py."
 
 
 def test_a_new_file_runs_as_it_stands(tmp_path):

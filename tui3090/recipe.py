@@ -185,6 +185,11 @@ def _check_data(name: str, data: object) -> None:
         length = len(data)
     except TypeError:  # a DataLoader over an iterable dataset
         return
+    samples = getattr(data, "dataset", ())
+    if length == 0 and getattr(data, "drop_last", False) and len(samples):
+        raise RecipeError(
+            f"{name}, {_a(data)}, gives no batch: its {len(samples)} samples make no full one, and drop_last is on."
+        )
     if length == 0:
         raise RecipeError(f"{name}, {_a(data)}, is empty: look at the path and the filters it was made with.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -47,11 +46,14 @@ class Session:
         self._problem = ""
 
     def run(self) -> int:
-        """Train until the run is over or left; the exit status. Does not return while a trainer can't be stopped."""
+        """Train until the run is over or left; the exit status. Where training can't be stopped, ends the process."""
         terminal = None if self._headless else open_terminal()
         with OutputLog(self._folder.output) as output:
             if terminal is None or not self._on_screen(terminal, output):
-                self._in_plain_lines(PlainOutput(output.stdout))
+                out = PlainOutput(output.stdout)
+                if terminal is not None:
+                    out.say("tui3090: the screen failed (output.log says why); training goes on with plain lines")
+                self._in_plain_lines(out)
             status = self._end()
         if terminal is not None:
             terminal.close()
@@ -181,6 +183,8 @@ class Session:
 
 def end_now(status: int) -> None:
     """End the process without waiting for its threads; loader workers end too."""
+    import multiprocessing  # not at the top, where the first paint would wait for it
+
     for child in multiprocessing.active_children():
         child.terminate()
     for stream in (sys.stdout, sys.stderr):

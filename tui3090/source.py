@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 RECIPES = Path(__file__).parent / "recipes"
-TEMPLATE = RECIPES / "template.py"
+TEMPLATE = RECIPES / "_template.py"
 
 _loaded: set[str] = set()
 """The names under which train.py files were imported: those may be imported anew."""
@@ -107,7 +107,7 @@ def bundled(name: str) -> Path:
     """The file of a bundled recipe; raises RecipeError, with those there are, for a name that is not one."""
     names = sorted(p.stem for p in RECIPES.glob("*.py") if not p.stem.startswith("_"))
     if name not in names:
-        raise RecipeError(f"There is no bundled recipe {name!r}: there are {' and '.join(names)}; a file ends in .py.")
+        raise RecipeError(f"tui3090 has no recipe {name!r}, only {' and '.join(names)}; a file ends in .py.")
     return RECIPES / f"{name}.py"
 
 

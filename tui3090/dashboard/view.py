@@ -18,16 +18,20 @@ from tui3090.records import (
     Event,
     Reading,
     Record,
+    Refused,
     Stage,
     Started,
     State,
     StepRecord,
 )
+from tui3090.settings import Settings, Value
 
 SMOOTHING = 0.02
 """Weight of a new loss in the smoothed one."""
 POINTS = 4096
 """A curve's points at the most: when they are full, neighbours are merged two by two."""
+PRINTED = 1000
+"""Different lines of output that are kept."""
 
 
 @dataclass(slots=True)
@@ -52,6 +56,8 @@ class Curve:
     best_step: int = 0
     not_finite: int = 0
     """Values that were nan or infinite; they are in no point."""
+    drawn: tuple[object, list[list[tuple[str, str]]]] | None = field(default=None, repr=False, compare=False)
+    """The last picture of it and what it was made for; forgotten when a value comes."""
     _weight: float = 0.0
     _per_point: int = 1
     _in_last: int = 0
@@ -61,6 +67,7 @@ class Curve:
         if not math.isfinite(value):
             self.not_finite += steps
             return
+        self.drawn = None
         if value < self.best:
             self.best, self.best_step = value, step
         # an exponential mean, corrected for its start: the first value counts in full
@@ -85,6 +92,28 @@ class Curve:
         self._per_point *= 2
 
 
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A line that training printed."""
+
+    text: str
+    time: float | None
+    """When it came last; None: not known."""
+    times: int = 1
+    """How often it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A technique's value that was asked for by key and is not in force yet."""
+
+    value: Value
+    pressed: float
+    """When its key was last pressed."""
+    sent: bool = False
+    """Whether it has settled and the trainer has it; before that it may still be another value."""
+
+
 @dataclass(slots=True)
 class View:
     """The run as far as its records tell."""
@@ -96,6 +125,8 @@ class View:
     stages: dict[str, Stage] = field(default_factory=dict)
     started: Started | None = None
     state: State = field(default_factory=lambda: State(time=0.0, state="loading"))
+    first_time: float | None = None
+    """When the first record was made."""
     first_step_time: float | None = None
     step: StepRecord | None = None
     """The newest."""
@@ -104,27 +135,75 @@ class View:
     loss: Curve = field(default_factory=Curve)
     skipped: int = 0
     """Windows without an update."""
+    skip_reasons: dict[str, int] = field(default_factory=dict)
+    """Why -> how many of them."""
     reading: Reading | None = None
     readings: deque[Reading] = field(default_factory=lambda: deque(maxlen=240))
     available: dict[str, str] = field(default_factory=dict)
     """Technique -> why it can't be used; empty: it can."""
-    in_force: dict[str, str | int | float | bool] = field(default_factory=dict)
+    begun: Settings = field(default_factory=Settings)
+    """The techniques at the start: as asked for, then as the run really began."""
+    in_force: dict[str, Value] = field(default_factory=dict)
     """Technique -> value, where it was changed in the run."""
+    pending: dict[str, Pending] = field(default_factory=dict)
+    """Technique -> what its key asked for, until it is in force."""
     changes: deque[Changed] = field(default_factory=lambda: deque(maxlen=200))
     evaluated: deque[Evaluated] = field(default_factory=lambda: deque(maxlen=200))
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=1000))
     warnings: int = 0
+    output: dict[str, Printed] = field(default_factory=dict)
+    """What training printed, the line that came last at the end; at most `PRINTED` different lines."""
+    unfinished: str = ""
+    """The line that training is printing, of a progress bar its newest state."""
+    locked: bool = False
+    """Whether keys are refused."""
+    stop_asked: bool = False
+    """Whether the user asked for the end, which comes at the end of the step."""
+    answer: str = ""
+    """What the last key press brought, a sentence."""
+    answer_time: float = 0.0
+    ui_share: float | None = None
+    """CPU time of our threads other than the trainer's over the wall clock, averaged over some ten seconds."""
+    frame_s: float | None = None
+    """CPU time of the last frame."""
 
     @property
     def over(self) -> bool:
         """Whether the run has come to its end."""
         return self.state.state in OVER
 
+    @property
+    def doing(self) -> str:
+        """What the run is doing, one of `STATES`; stopping from the moment it was asked to."""
+        return "stopping" if self.stop_asked and not self.over else self.state.state
+
+    def value(self, technique: str) -> Value:
+        """The technique's value in force."""
+        begun: Value = getattr(self.begun, technique)
+        return self.in_force.get(technique, begun)
+
+    def seconds_per_step(self) -> float | None:
+        """The mean over the steps since the last change; None before there is one."""
+        steps = sum([step.steps for step in self.recent])
+        return self._recent_seconds() / steps if steps else None
+
+    def throughput(self) -> tuple[float | None, str]:
+        """Tokens or samples per second over the steps since the last change, and the unit: `tok/s` or `samples/s`."""
+        tokens = self.started is not None and self.started.unit == "tokens"
+        seconds = self._recent_seconds()
+        done = sum([(step.tokens if tokens else step.samples) * step.steps for step in self.recent])
+        return (done / seconds if seconds > 0 else None), "tok/s" if tokens else "samples/s"
+
+    def _recent_seconds(self) -> float:
+        return sum([step.seconds * step.steps for step in self.recent])
+
     def absorb(self, records: Iterable[Record]) -> bool:
         """Take new records, oldest first. Returns whether there were any."""
         any_ = False
         for record in records:
             any_ = True
+            if self.first_time is None:
+                self.first_time = record.time
             match record:
                 case StepRecord():
                     self._step(record)
@@ -135,12 +214,20 @@ class View:
                     self.changes.append(record)
                     self.in_force[record.technique] = record.new
                     self.recent.clear()
+                    self._settled(record.technique, record.new)
+                case Refused():
+                    self._settled(record.technique, record.value)
+                    self.answer, self.answer_time = record.reason, record.time
                 case State():
                     self.state = record
+                    if self.over:
+                        self.pending.clear()
                 case Stage():
                     self.stages[record.name] = record
                 case Available():
                     self.available[record.technique] = record.reason
+                    if record.reason:
+                        self._settled(record.technique, None)
                 case Evaluated():
                     self.evaluated.append(record)
                 case Event():
@@ -148,7 +235,24 @@ class View:
                     self.warnings += record.level != "info"
                 case Started():
                     self.started = record
+                    self.begun = Settings.from_short(record.settings)
         return any_
+
+    def _settled(self, technique: str, value: Value | None) -> None:
+        """Forget what was asked for, now that it is in force or (None) can't be."""
+        pending = self.pending.get(technique)
+        if pending and pending.sent and value in (None, pending.value):
+            del self.pending[technique]
+
+    def printed(self, lines: Iterable[str], time: float | None) -> None:
+        """Take new lines of output, oldest first, that came at `time`; blank ones are left out."""
+        for text in lines:
+            if not text.strip():
+                continue
+            before = self.output.pop(text, None)
+            self.output[text] = Printed(text, time, before.times + 1 if before else 1)
+            if len(self.output) > PRINTED:
+                del self.output[next(iter(self.output))]
 
     def _step(self, record: StepRecord) -> None:
         if self.first_step_time is None:
@@ -157,5 +261,6 @@ class View:
         self.recent.append(record)
         if record.skipped:
             self.skipped += record.steps
+            self.skip_reasons[record.skipped] = self.skip_reasons.get(record.skipped, 0) + record.steps
         if record.skipped != "no labels":
             self.loss.add(record.step, record.loss, record.steps)

@@ -1,0 +1,235 @@
+"""Header, Techniques, Changes, Try next and footer: what they say of given views."""
+
+from __future__ import annotations
+
+import time
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.dashboard.views import (
+    HOSTILE,
+    NOW,
+    SIZES,
+    any_view,
+    role_of,
+    started,
+    step,
+    texts,
+    view,
+)
+from tui3090.dashboard.panels import changes, footer, header, techniques, try_next
+from tui3090.dashboard.panels.footer import ANSWERED_S
+from tui3090.dashboard.view import Pending, View
+from tui3090.records import Available, Changed, Event, Reading, State
+from tui3090.settings import CORES, Settings
+
+TRAINING = State(time=NOW - 800, state="training")
+PANELS = [header, techniques, changes, try_next, footer]
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def running(**changes: object) -> View:
+    """A run at step 1 412 of 6 000."""
+    seen = view(started(settings=Settings(amp="bf16").short()), TRAINING, step(1412), name="bert-large", **changes)
+    return seen
+
+
+class TestHeader:
+    def test_the_roomy_form(self) -> None:
+        seen = running(folder="runs/0612-bert-large")
+        seen.absorb([Reading(time=NOW, holders="user1 1.1 GiB")])
+        assert texts(header.rows(seen, 160, 2, NOW)) == [
+            " tui3090  ● TRAINING   bert-large · GPT   step 1 412 / 6 000   epoch 1 of 3   "
+            "███████▌························   23.5 %   left 1 h 16 min → 03:03",
+            "           cuda:0 RTX 3090 24 GiB (user1 1.1 GiB)   16 000 tok/s   1.00 s/step   elapsed 15 min".ljust(139)
+            + "runs/0612-bert-large",
+        ]
+
+    def test_the_narrow_form(self) -> None:
+        assert texts(header.rows(running(), 80, 2, NOW)) == [
+            " ● TRAINING  bert-large  1 412/6 000  24 %  left 1 h 16 min → 03:03",
+            "   16 000 tok/s   1.00 s/step   0 skipped   epoch 1/3   cuda:0 RTX 3090",
+        ]
+
+    def test_loading(self) -> None:
+        seen = View(name="bert-large")
+        assert texts(header.rows(seen, 80, 2, NOW)) == [" ● LOADING  bert-large", "   device: not chosen yet"]
+
+    def test_without_a_planned_number_of_steps_there_is_no_end(self) -> None:
+        seen = view(started(), TRAINING, step(5, planned_steps=None), name="x")
+        assert texts(header.rows(seen, 80, 1, NOW)) == [" ● TRAINING  x  step 5 of an unknown number  left n/a"]
+
+    def test_the_time_left_goes_by_the_steps_since_the_last_change(self) -> None:
+        seen = running()
+        seen.absorb([Changed(time=NOW, step=1413, technique="accumulate", old=1, new=2), step(1413, seconds=0.5)])
+        assert header.seconds_left(seen) == (6000 - 1413) * 0.5
+
+    def test_while_paused_the_end_is_not_promised(self) -> None:
+        seen = running()
+        seen.absorb([State(time=NOW, state="paused")])
+        assert "PAUSED" in texts(header.rows(seen, 160, 1, NOW))[0]
+        assert texts(header.rows(seen, 160, 1, NOW))[0].endswith("left 1 h 16 min of training · space goes on")
+
+    def test_an_end_on_another_day_says_so(self) -> None:
+        seen = view(started(), TRAINING, step(1, planned_steps=200_001), name="x")
+        assert texts(header.rows(seen, 80, 1, NOW))[0].endswith("left 2 d 8 h → 09:20 in 2 d")
+
+    def test_stopping_from_the_moment_it_was_asked(self) -> None:
+        seen = running(stop_asked=True)
+        assert texts(header.rows(seen, 80, 1, NOW))[0].startswith(" ● STOPPING")
+
+    def test_a_failure_says_why_and_takes_two_rows_where_it_must(self) -> None:
+        seen = running()
+        seen.absorb([State(time=NOW, state="failed", detail="train.py, line 12: no [b]labels\x1b[31m in the batch.")])
+        assert texts(header.rows(seen, 160, 2, NOW))[0] == (
+            " tui3090  ■ FAILED  train.py, line 12: no [b]labels␛[31m in the batch."
+        )
+        assert texts(header.rows(seen, 40, 2, NOW)) == [
+            " ■ FAILED  train.py, line 12: no",
+            "           [b]labels␛[31m in the batch.",
+        ]
+        assert role_of(header.rows(seen, 160, 2, NOW), "labels") == "bad"
+
+    def test_after_the_end_the_time_gone_stands_still(self) -> None:
+        seen = running()
+        seen.absorb([State(time=NOW, state="finished")])
+        assert "elapsed 15 min" in texts(header.rows(seen, 160, 2, NOW + 5000))[1]
+
+    @pytest.mark.parametrize(
+        ("share", "shown"), [(0.0, "········"), (0.5, "████····"), (0.55, "████▍···"), (1.0, "████████")]
+    )
+    def test_the_bar(self, share: float, shown: str) -> None:
+        assert texts([header.bar(share, 8)]) == [shown]
+
+
+class TestTechniques:
+    def test_the_table(self) -> None:
+        seen = running()
+        seen.absorb(
+            [
+                Available(time=NOW, technique="graph", reason="needs a CUDA card"),
+                Changed(time=NOW, step=1413, technique="accumulate", old=1, new=2),
+            ]
+        )
+        seen.pending["checkpointing"] = Pending(2, NOW)
+        assert texts(techniques.rows(seen, 56, 12, NOW)) == [
+            " key technique      in force  next",
+            "≈a   AMP            bf16",
+            " c   checkpointing  off       ▸ every 2nd, step 1 414",
+            "≈+ - accumulation   2         32 samples a step",
+            " g   graph replay   –         needs a CUDA card",
+            " k   torch.compile  –         not in this version",
+            "≈t   TF32           off",
+            " o   offload        –         not in this version",
+            f" w   loader workers 0         of {CORES} core{'s' if CORES > 1 else ''}",
+            " p   prefetch       off",
+            "≈] [ learning rate  × 1       now 3.82e-05",
+            "u undo   esc cancel ▸   capital: backwards   n lock",
+        ]
+
+    def test_the_short_form(self) -> None:
+        seen = running()
+        seen.pending["graph"] = Pending(True, NOW, sent=True)
+        assert texts(techniques.rows(seen, 78, 3, NOW)) == [
+            "a AMP bf16         c ckpt off         +- accum 1         g graph off ▸ on",
+            "k compile –        t TF32 off         o offload –        w workers 0",
+            "p prefetch off     ][ lr × 1",
+        ]
+
+    def test_one_row_says_what_is_on(self) -> None:
+        assert texts([techniques.line(running(), 60, NOW)]) == ["a AMP bf16"]
+        assert texts([techniques.line(View(), 60, NOW)]) == ["all off"]
+
+    def test_locked_keys_are_said_to_be(self) -> None:
+        assert techniques.note(running(locked=True), NOW) == "keys locked: n unlocks"
+
+
+class TestChanges:
+    def test_the_newest_last_and_what_is_pending_after_it(self) -> None:
+        seen = running()
+        seen.absorb(
+            [
+                Changed(time=NOW, step=251, technique="amp", old="off", new="bf16"),
+                Changed(time=NOW, step=733, technique="checkpointing", old=0, new=1),
+                Changed(time=NOW, step=902, technique="graph", old=True, new=False, origin="capture failed"),
+            ]
+        )
+        seen.pending["workers"] = Pending(2, NOW, sent=True)
+        assert texts(changes.rows(seen, 56, 8, NOW)) == [
+            "  step  key                before → after      by",
+            "   251  a   AMP            off → bf16 ≈        key",
+            "   733  c   checkpointing  off → all           key",
+            "   902  g   graph replay   on → off            capture failed",
+            " 1 414  w   loader workers ▸ 2 at the step's end",
+        ]
+        assert texts(changes.rows(seen, 56, 2, NOW))[0].startswith("   902")
+
+    def test_a_long_step_is_counted_down(self) -> None:
+        seen = view(TRAINING, step(7, time=NOW - 10, seconds=30.0))
+        seen.pending["tf32"] = Pending(True, NOW, sent=True)
+        assert texts(changes.rows(seen, 70, 2, NOW)) == ["     9  t   TF32           ▸ on at the step's end, 20 s"]
+
+    def test_before_the_first(self) -> None:
+        assert texts(changes.rows(View(), 70, 8, NOW)) == [
+            "none yet: a technique's key, pressed while it trains, makes one"
+        ]
+
+    def test_a_technique_of_another_version_is_shown_as_it_stands(self) -> None:
+        seen = view(Changed(time=NOW, step=3, technique="fsdp\x1b[2J", old="a", new="b"))
+        assert texts(changes.rows(seen, 70, 1, NOW)) == ["     3  fsdp␛[2J           a → b               key"]
+
+
+class TestFooter:
+    def test_the_keys_as_many_as_fit(self) -> None:
+        assert texts([footer.line(View(), 160, NOW)]) == [
+            " space pause   s save   e evaluate   r Tensor Cores   l log   1-7 zoom   u undo   n lock keys   x picture"
+            "   ? help   q leave"
+        ]
+        assert texts([footer.line(View(), 80, NOW)]) == [
+            " space pause   l log   1-7 zoom   u undo   n lock keys   ? help   q leave"
+        ]
+        assert texts([footer.line(View(), 12, NOW)]) == [" q leave"]
+
+    def test_an_answer_stands_for_some_seconds(self) -> None:
+        seen = View(answer="Nothing to undo.", answer_time=NOW)
+        assert texts([footer.line(seen, 80, NOW + ANSWERED_S - 1)]) == [" Nothing to undo."]
+        assert texts([footer.line(seen, 12, NOW + ANSWERED_S)]) == [" q leave"]
+
+    def test_q_offers_force_only_while_stopping(self) -> None:
+        assert "Q stop now" not in texts([footer.line(View(), 200, NOW)])[0]
+        assert "Q stop now" in texts([footer.line(View(stop_asked=True), 200, NOW)])[0]
+
+
+@pytest.mark.parametrize("panel", PANELS)
+@settings(max_examples=40, deadline=None)
+@given(any_view(), SIZES, st.sampled_from([0.0, NOW]))
+def test_any_view_fits_any_size(panel: ModuleType, seen: View, size: tuple[int, int], now: float) -> None:
+    width, height = size
+    rows = panel.rows(seen, width, height, now)
+    assert all(text.isprintable() for row in rows for text, _ in row)
+    if panel is header:
+        assert len(rows) <= 2
+
+
+def test_hostile_words_are_shown_and_not_obeyed() -> None:
+    seen = view(
+        started(device_name=HOSTILE, model=HOSTILE),
+        Reading(time=NOW, holders=HOSTILE),
+        Available(time=NOW, technique="tf32", reason=HOSTILE),
+        Event(time=NOW, level="info", source="x", text=HOSTILE),
+        Changed(time=NOW, step=1, technique=HOSTILE, old=HOSTILE, new=HOSTILE, origin=HOSTILE),
+        step(),
+        name=HOSTILE,
+        folder=HOSTILE,
+    )
+    for panel in PANELS:
+        for row in panel.rows(seen, 160, 12, NOW):
+            assert all(text.isprintable() for text, _ in row)

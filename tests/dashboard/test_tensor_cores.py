@@ -1,0 +1,112 @@
+"""The Tensor Core panel: FLOPs over the right peak, counters by name and age, and never a figure from elsewhere."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from tests.dashboard.views import HOSTILE, NOW, SIZES, any_view, assert_fits, role_of, started, step, texts, view
+from tui3090.dashboard.panels import tensor_cores
+from tui3090.dashboard.view import View
+from tui3090.records import Changed, Reading
+
+GEFORCE = Reading(time=NOW - 0.5, tensor_core_source="a GeForce has no such counters")
+
+
+def test_the_whole_panel() -> None:
+    seen = view(
+        started(),
+        step(1, flops=30e12, hardware_flops=30e12, peak_flops_s=71e12, precision="bf16"),
+        step(2, flops=36e12, hardware_flops=36e12, peak_flops_s=71e12, precision="bf16"),
+        GEFORCE,
+    )
+    assert tensor_cores.note(seen, NOW) == "mean of 2 steps"
+    assert texts(tensor_cores.rows(seen, 56, 5, NOW)) == [
+        "33.0 TFLOPS = 46.5 % of the card's 71 (MFU = HFU)",
+        "counters n/a: a GeForce has no such counters",
+        "matmuls in bf16: the Tensor Cores can take them",
+        "profiled kernels: not in this version (r)",
+    ]
+    assert texts([tensor_cores.line(seen, 69, NOW)]) == ["33.0 TFLOPS = 46.5 % of the card's 71 (MFU = HFU)"]
+
+
+def test_recomputation_is_in_hfu_and_not_in_mfu() -> None:
+    seen = view(started(), step(flops=30e12, hardware_flops=40e12, peak_flops_s=71e12))
+    assert texts(tensor_cores.rows(seen, 56, 5, NOW))[:2] == [
+        "30.0 TFLOPS = 42.3 % of the card's 71 (MFU)",
+        "with recomputation 40.0 TFLOPS = 56.3 % (HFU)",
+    ]
+
+
+def test_the_rate_is_weighted_by_time_over_the_counted_steps() -> None:
+    counted = step(1, flops=20e12, hardware_flops=20e12, peak_flops_s=71e12, seconds=1.0, steps=3)
+    slow = step(2, flops=20e12, hardware_flops=20e12, peak_flops_s=71e12, seconds=2.0)
+    seen = view(started(), step(0, flops=None, seconds=100.0), counted, slow)
+    # (3 x 20 + 20) TFLOP in 3 x 1 + 2 seconds
+    assert texts(tensor_cores.rows(seen, 56, 5, NOW))[0].startswith("16.0 TFLOPS = 22.5 %")
+
+
+def test_an_unknown_card_has_no_percentage() -> None:
+    seen = view(started(), step(flops=30e12, hardware_flops=30e12))
+    assert texts(tensor_cores.rows(seen, 56, 5, NOW))[0] == "30.0 TFLOPS   MFU n/a: this card's peak is not known"
+
+
+def test_on_a_cpu() -> None:
+    seen = view(started(device="cpu"), step(flops=40e9, hardware_flops=40e9), Reading(time=NOW))
+    assert texts(tensor_cores.rows(seen, 56, 5, NOW)) == [
+        "40.0 GFLOPS   MFU n/a: a CPU's peak is not known",
+        "counters n/a: this machine gives none",
+        "matmuls in fp32 on a CPU: no Tensor Cores",
+        "profiled kernels: not in this version (r)",
+    ]
+
+
+def test_counters_have_source_and_age_and_the_units_beside_them() -> None:
+    reading = Reading(
+        time=NOW - 0.5,
+        util=1.0,
+        tensor_core=0.78,
+        tensor_core_source="NVML GPM",
+        tensor_core_time=NOW - 2,
+        sm_util=0.92,
+        dram_util=0.41,
+    )
+    rows = texts(tensor_cores.rows(view(started(), step(), reading), 56, 5, NOW))
+    assert rows[1:3] == ["Tensor Cores busy 78 % (NVML GPM, 2.0 s)", "SMs busy 92 %   memory bandwidth 41 %"]
+
+
+def test_an_old_counter_reading_is_shown_as_stale() -> None:
+    reading = Reading(time=NOW, tensor_core=0.78, tensor_core_source="NVML GPM", tensor_core_time=NOW - 41)
+    rows = tensor_cores.rows(view(started(), step(), reading), 56, 5, NOW)
+    assert texts(rows)[1] == "Tensor Cores busy 78 % (NVML GPM, stale: 41 s old)"
+    assert role_of(rows, "busy 78 %") == "dim"
+
+
+def test_utilisation_is_never_a_tensor_core_figure() -> None:
+    rows = texts(tensor_cores.rows(view(started(), step(), Reading(time=NOW, util=0.99)), 56, 5, NOW))
+    assert not any("99" in row for row in rows)
+
+
+def test_figures_do_not_outlive_a_change() -> None:
+    change = Changed(time=NOW, step=2, technique="amp", old="off", new="bf16")
+    seen = view(started(), step(flops=30e12, hardware_flops=30e12, peak_flops_s=71e12), change)
+    assert texts(tensor_cores.rows(seen, 56, 5, NOW))[0] == "TFLOPS n/a: no step since the change"
+
+
+def test_before_the_first_step() -> None:
+    assert texts(tensor_cores.rows(View(), 56, 5, NOW)) == [
+        "TFLOPS n/a: not counted yet",
+        "counters n/a: no reading yet",
+        "precision n/a: no step so far",
+        "profiled kernels: not in this version (r)",
+    ]
+
+
+def test_a_source_from_outside_is_harmless() -> None:
+    reading = Reading(time=NOW, tensor_core_source=HOSTILE)
+    row = texts(tensor_cores.rows(view(reading), 56, 5, NOW))[1]
+    assert row == "counters n/a: [/data/train] [b]x ␛[31m red  漢字🙂�yyyy…"
+
+
+@given(any_view(), SIZES)
+def test_it_fits(seen: View, size: tuple[int, int]) -> None:
+    assert_fits(tensor_cores, seen, *size, NOW)

@@ -1,0 +1,185 @@
+"""How a run in a real terminal is left, and that the terminal is the shell's again afterwards."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from tests.terminal.pty_shell import COMMAND, TRAIN, Shell
+
+HANGS = TRAIN.replace("x = torch", "open('hanging', 'w'); import time; time.sleep(1000)\n        x = torch")
+
+
+def train(shell: Shell, options: str = "") -> None:
+    """Start the dashboard, and wait until training is under way."""
+    shell.command(f"{COMMAND} run train.py --run-dir run --workers 0 {options}")
+    shell.wait(lambda: shell.steps() > 3)
+    assert b"\x1b[?1049h" in shell.bytes
+
+
+def advances(shell: Shell) -> None:
+    """Wait until training has gone on from where it is now."""
+    before = shell.steps()
+    shell.wait(lambda: shell.steps() > before + 3)
+
+
+def advances_unseen(shell: Shell) -> None:
+    """Wait until training has gone on, without reading what comes to the terminal."""
+    before = shell.steps()
+    shell.until(lambda: shell.steps() > before + 300)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_training_and_leaves_the_terminal_whole(shell: Shell, number: signal.Signals) -> None:
+    train(shell)
+    shell.process().send_signal(number)
+    assert shell.status() == 128 + number
+    assert shell.restored
+    assert shell.run_info()["state"] == "stopped"
+    assert "tui3090: train stopped at step" in shell.screen
+
+
+def test_a_second_signal_leaves_a_training_that_hangs(shell: Shell) -> None:
+    (shell.folder / "train.py").write_text(HANGS)
+    shell.command(f"{COMMAND} run train.py --run-dir run")
+    shell.wait(lambda: (shell.folder / "hanging").exists())
+    shell.process().terminate()
+    shell.wait(lambda: "SIGTERM: stopping" in (shell.folder / "run" / "records.jsonl").read_text())
+    shell.process().terminate()
+    assert shell.status(8) == 143
+    assert shell.restored
+
+
+def test_training_goes_on_after_hang_up_signals(shell: Shell) -> None:
+    train(shell)
+    for _ in range(2):
+        shell.process().send_signal(signal.SIGHUP)
+        advances(shell)
+    shell.process().terminate()
+    assert shell.status() == 143
+    assert shell.restored
+
+
+def test_training_goes_on_without_a_screen_when_the_terminal_is_closed(shell: Shell) -> None:
+    train(shell, "--steps 1000000")
+    process = shell.process()
+    shell.close()
+    advances_unseen(shell)
+    process.send_signal(signal.SIGHUP)
+    advances_unseen(shell)
+    process.terminate()
+    process.wait(30)
+    assert shell.run_info()["exit_status"] == 143
+    assert shell.run_info()["state"] == "stopped"
+
+
+def test_a_terminal_that_takes_nothing_does_not_hold_training_nor_leaving(shell: Shell) -> None:
+    train(shell)
+    # nobody reads the pty from here on; ctrl+l has the whole screen sent again, until the pty takes no more
+    unread = -1
+    while unread < shell.unread():
+        unread = shell.unread()
+        shell.type("\x0c" * 20)
+        advances_unseen(shell)
+    assert unread > 1000
+    shell.process().terminate()
+    shell.until(lambda: shell.run_info().get("exit_status") == 143, seconds=20)
+    assert shell.status() == 143
+    assert shell.restored
+
+
+def test_after_a_stall_the_whole_screen_is_painted_again(shell: Shell) -> None:
+    train(shell)
+    shell.type("\x0c" * 100)
+    advances_unseen(shell)
+    shell.wait(lambda: all(words in shell.screen for words in ("TRAINING", "Loss", "Memory", "Techniques", "Log")))
+    seen = shell.steps()
+    shell.wait(lambda: step_on_screen(shell) > seen)
+    shell.process().terminate()
+    assert shell.status() == 143
+
+
+def step_on_screen(shell: Shell) -> int:
+    """The step that the header shows: `1 412/6 000`."""
+    found = re.search(r"train +([\d ]+)/", shell.screen)
+    return int(found[1].replace(" ", "")) if found else 0
+
+
+def test_a_finished_run_stays_on_the_screen_until_q(shell: Shell) -> None:
+    train(shell, "--steps 5")
+    shell.wait(lambda: "finished" in shell.screen.lower())
+    shell.type("q")
+    assert shell.status() == 0
+    assert shell.restored
+    assert "tui3090: train finished at step 5/5" in shell.screen
+
+
+def test_with_exit_a_finished_run_leaves_by_itself(shell: Shell) -> None:
+    train(shell, "--steps 5 --exit")
+    assert shell.status() == 0
+    assert "loss" in shell.screen
+    assert "run folder  run" in shell.screen
+
+
+def test_a_start_that_fails_is_one_sentence_and_status_2(shell: Shell) -> None:
+    (shell.folder / "train.py").write_text(TRAIN.replace("model = nn.Linear(4, 1)", "raise ValueError('[b]boom[/b]')"))
+    shell.command(f"{COMMAND} run train.py --run-dir run")
+    assert shell.status() == 2
+    assert shell.restored
+    assert "ValueError: [b]boom[/b]" in shell.screen
+    assert "run/output.log" in shell.screen
+    assert "Traceback" not in shell.screen
+    assert "Traceback" in (shell.folder / "run" / "output.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"), [("raise ValueError('boom')", 1), ("import sys; sys.exit(3)", 3)], ids=["raise", "exit"]
+)
+def test_a_failure_in_training_stays_on_the_screen(shell: Shell, failure: str, status: int) -> None:
+    code = TRAIN.replace("loss=lambda", "loss=fails_at_5 if True else lambda")
+    code += f"""
+
+calls = []
+
+
+def fails_at_5(model, batch):
+    calls.append(1)
+    if len(calls) > 5:
+        {failure}
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+"""
+    (shell.folder / "train.py").write_text(code)
+    train(shell)
+    shell.wait(lambda: "failed" in shell.screen.lower())
+    shell.type("q")
+    assert shell.status() == status
+    assert shell.restored
+    assert "tui3090: train failed at step" in shell.screen
+    assert "run/output.log" in shell.screen
+
+
+FORKS = """
+import os
+import signal
+
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        names = ("SIGTERM", "SIGCONT", "SIGWINCH", "SIGTSTP", "SIGINT", "SIGHUP")
+        print("HANDLERS", *(signal.getsignal(getattr(signal, name)).name for name in names), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+""" + TRAIN.replace("    model =", "    fork()\n    model =").strip()
+
+
+def test_a_child_that_training_forks_does_not_obey_for_its_parent(shell: Shell) -> None:
+    (shell.folder / "train.py").write_text(FORKS)
+    train(shell)
+    printed = (shell.folder / "run" / "output.log").read_text()
+    assert "HANDLERS SIG_DFL SIG_DFL SIG_DFL SIG_DFL SIG_IGN SIG_IGN" in printed
+    shell.process().terminate()
+    assert shell.status() == 143

@@ -1,0 +1,336 @@
+"""The dashboard: records in, frames out, keys to commands."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+
+from tui3090.dashboard.dialogs import Dialog, HelpDialog, QuitDialog
+from tui3090.dashboard.governor import Governor
+from tui3090.dashboard.keys import SETTLE_S, Keys
+from tui3090.dashboard.layout import places
+from tui3090.dashboard.panel import Panel
+from tui3090.dashboard.panels import (
+    changes,
+    footer,
+    gpu,
+    header,
+    log,
+    loss,
+    memory,
+    step,
+    techniques,
+    tensor_cores,
+    try_next,
+)
+from tui3090.dashboard.source import Source
+from tui3090.dashboard.view import View
+from tui3090.output import Tail
+from tui3090.records import Event
+from tui3090.runlog import RunFolder
+from tui3090.settings import TECHNIQUES
+
+LOOK_S = 0.25
+"""Between two looks at what the source has: nearly free when nothing came."""
+FORCED_S = 5.0
+"""How long a forced stop may take before the screen is left all the same."""
+NUMBERS = {"1": "loss", "2": "step", "3": "memory", "4": "changes", "5": "tensor_cores", "6": "gpu", "7": "log"}
+"""Digit -> the panel that it zooms."""
+CONTENTS = {
+    "header": header,
+    "loss": loss,
+    "step": step,
+    "memory": memory,
+    "log": log,
+    "techniques": techniques,
+    "changes": changes,
+    "tensor_cores": tensor_cores,
+    "gpu": gpu,
+    "try_next": try_next,
+    "footer": footer,
+}
+WHILE_ASKED = ("close_dialog", "stop_training", "force", "picture", "repaint", "quit", "help_quit")
+"""Actions that a dialog leaves alone; the others' keys do nothing while it is there."""
+
+
+def bindings() -> list[BindingType]:
+    """The keys of the techniques, from their table, and all others."""
+    bound: list[BindingType] = []
+    for technique in TECHNIQUES:
+        also = {"+": ",=", "-": ",_"}
+        for key, backwards in ((technique.key, False), (technique.back, True)):
+            bound.append(
+                Binding(
+                    key + also.get(key, ""),
+                    f"technique('{technique.name}', {backwards})",
+                    technique.title,
+                    id=f"{technique.name}{'-back' if backwards else ''}",
+                    tooltip=technique.sentence,
+                )
+            )
+    others = (
+        ("space", "pause", "Pause at the end of the step, and go on"),
+        ("e", "evaluate", "Evaluate at the end of the step"),
+        ("s", "later('Saving')", "Save"),
+        ("r", "later('Profiled Tensor Core readings')", "Read the Tensor Cores"),
+        ("d", "later('Leaving it running')", "Leave it running"),
+        ("u", "undo", "Undo the last change"),
+        ("escape", "cancel", "Cancel what is pending; leave a zoomed panel"),
+        ("n", "lock", "Lock the keys"),
+        ("l", "zoom('log')", "The log on the whole screen, and back"),
+        ("x", "picture", "A picture of the screen"),
+        ("question_mark,h", "help", "Help"),
+        ("ctrl+l", "repaint", "Paint everything again"),
+        ("q", "leave", "Leave, after a question"),
+        ("Q", "force", "While stopping: stop at once"),
+    )
+    bound += [Binding(key, action, words, id=action.split("(")[0], tooltip=words) for key, action, words in others]
+    for digit, panel in NUMBERS.items():
+        words = f"{CONTENTS[panel].TITLE} on the whole screen, and back"
+        bound.append(Binding(digit, f"zoom('{panel}')", words, id=f"zoom-{panel}", tooltip=words))
+    return bound
+
+
+def theme() -> str:
+    """`ansi-light` where TUI3090_THEME=light or COLORFGBG tells of a light background, else `ansi-dark`."""
+    asked = os.environ.get("TUI3090_THEME", "")
+    background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
+    light = asked == "light" or (asked != "dark" and background in ("7", "15"))
+    return "ansi-light" if light else "ansi-dark"
+
+
+class Dashboard(App[int]):
+    """The screen of a run. `clock` gives the time of day; tests hold it still."""
+
+    CSS_PATH = Path(__file__).with_name("app.tcss")
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = bindings()
+
+    def __init__(self, source: Source, view: View, clock: Callable[[], float] = time.time) -> None:
+        # the terminal's own colours; under NO_COLOR Textual then leaves out all of them, greys too
+        super().__init__(ansi_color=True)
+        self.theme = theme()
+        self._source = source
+        self._view = view
+        self._clock = clock
+        self._keys = Keys(view, source.send, source.read_only, self._now)
+        self._governor = Governor(time.monotonic())
+        self._panels = {name: Panel(content, name, _digit(name)) for name, content in CONTENTS.items()}
+        self._dialog: Dialog | None = None
+        self._zoomed = ""
+        self._output = Tail(RunFolder(Path(view.folder)).output) if view.folder else None
+
+    def compose(self) -> ComposeResult:
+        """All panels; the dialogs come when they are asked for."""
+        yield from self._panels.values()
+
+    def on_mount(self) -> None:
+        """Paint, and only then start what stands behind it."""
+        self._put()
+        self._paint()
+        self.call_after_refresh(self._start)
+
+    def _start(self) -> None:
+        self._source.start()
+        self._governor.excuse()
+        self.set_interval(LOOK_S, self._look)
+
+    def _now(self) -> float:
+        """The time that ages on screen are counted to: of a run that ended before, when it did."""
+        if not self._view.live and self._view.over:
+            return self._view.state.time
+        return self._clock()
+
+    # frames
+
+    def _look(self) -> None:
+        """Take what came; paint when a frame is due."""
+        view = self._view
+        was_over = view.over
+        view.absorb(self._source.drain())
+        if self._output is not None:
+            view.printed(self._output.read(), self._clock() if view.live else None)
+            view.unfinished = self._output.unfinished
+        if view.over and not was_over and self._source.live:
+            self.bell()
+        if view.over and view.stop_asked:
+            self.exit(0)
+        now = time.monotonic()
+        if not self._source.live:
+            self._governor.excuse()
+        if self._governor.due(now):
+            view.ui_share = self._governor.share
+            self._governor.painted(now)
+            self._paint_measured()
+
+    def _paint_measured(self) -> None:
+        began = time.thread_time()
+        self._paint()
+        self.call_after_refresh(self._measured, began)
+
+    def _measured(self, began: float) -> None:
+        self._view.frame_s = time.thread_time() - began
+
+    def _paint(self) -> None:
+        now = self._now()
+        for panel in self._panels.values():
+            panel.show(self._view, now)
+        if self._dialog is not None:
+            self._dialog.show(self._view, now)
+
+    def _answer(self) -> None:
+        """Paint at once what a key did; that is not charged to the frames' budget."""
+        self._paint()
+        self.call_after_refresh(self._governor.excuse)
+
+    def _put(self, size: Size | None = None) -> None:
+        width, height = size or self.size
+        shown = places(width, height, self._zoomed)
+        for name, panel in self._panels.items():
+            panel.put(shown.get(name))
+        if self._dialog is not None:
+            self._dialog.put_over(width, height, self._view, self._now())
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Place everything anew."""
+        # the app's own size is still the one before
+        self._put(event.size)
+        self._paint()
+
+    # keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
+        """While a dialog is there, only what belongs to it acts."""
+        return self._dialog is None or action in WHILE_ASKED
+
+    def action_technique(self, name: str, backwards: bool) -> None:
+        """A technique's key."""
+        self._keys.press(name, backwards)
+        self._settle_later()
+
+    def action_undo(self) -> None:
+        """Undo the last change."""
+        self._keys.undo()
+        self._settle_later()
+
+    def _settle_later(self) -> None:
+        self.set_timer(SETTLE_S + 0.01, self._settle)
+        self._answer()
+
+    def _settle(self) -> None:
+        if self._keys.settle():
+            self._answer()
+
+    def action_cancel(self) -> None:
+        """Cancel what is pending; when nothing is, leave a zoomed panel."""
+        if not self._keys.cancel() and self._zoomed:
+            self.action_zoom(self._zoomed)
+        self._answer()
+
+    def action_pause(self) -> None:
+        """Pause, or go on."""
+        self._keys.pause()
+        self._answer()
+
+    def action_evaluate(self) -> None:
+        """Evaluate at the end of the step."""
+        self._keys.evaluate()
+        self._answer()
+
+    def action_later(self, what: str) -> None:
+        """A key whose place is there already."""
+        self._keys.later(what)
+        self._answer()
+
+    def action_lock(self) -> None:
+        """Lock the keys, or unlock them."""
+        self._keys.lock()
+        self._answer()
+
+    def action_zoom(self, panel: str) -> None:
+        """Show a panel on the whole screen, or go back."""
+        self._zoomed = "" if self._zoomed == panel else panel
+        self._put()
+        self._answer()
+
+    def action_repaint(self) -> None:
+        """Send every cell to the terminal again."""
+        self.refresh(layout=True)
+        self.screen.refresh()
+        for panel in self._panels.values():
+            panel.refresh()
+
+    def action_picture(self) -> None:
+        """Write the screen as SVG into the run folder; the log says where."""
+        folder = Path(self._view.folder) if self._view.folder else Path()
+        path = folder / f"screen-{time.strftime('%Y%m%d-%H%M%S')}.svg"
+        level, sentence = "info", f"picture written to {path}"
+        try:
+            path.write_text(self.export_screenshot(title=f"tui3090 {self._view.name}"), "utf-8")
+        except OSError as error:
+            level, sentence = "warning", f"The picture can't be written to {path}: {error.strerror}."
+        self._view.absorb([Event(time=self._now(), level=level, source="screen", text=sentence)])
+        self._keys.answer(sentence)
+        self._answer()
+
+    # dialogs and leaving
+
+    async def action_help(self) -> None:
+        """Show the keys."""
+        await self._open(HelpDialog())
+
+    async def action_leave(self) -> None:
+        """`q`: refused while the keys are locked."""
+        if self._view.locked and not self._view.over:
+            self._keys.answer("The keys are locked: n unlocks them; ctrl+q asks whether to leave.")
+            self._answer()
+            return
+        await self.action_quit()
+
+    async def action_quit(self) -> None:
+        """`ctrl+q`: ask whether to stop training; where there is nothing to stop, leave."""
+        if self._view.over or not self._source.live:
+            self.exit(0)
+        elif not isinstance(self._dialog, QuitDialog):
+            await self.action_close_dialog()
+            await self._open(QuitDialog())
+
+    def action_help_quit(self) -> None:
+        """`ctrl+c`: as `ctrl+q`."""
+        self.call_next(self.action_quit)
+
+    async def action_stop_training(self) -> None:
+        """Stop at the end of the step, then leave."""
+        self._keys.stop()
+        await self.action_close_dialog()
+
+    def action_force(self) -> None:
+        """Stop now, and leave even when training does not."""
+        if self._keys.force():
+            self.set_timer(FORCED_S, lambda: self.exit(0))
+            self._answer()
+
+    async def _open(self, dialog: Dialog) -> None:
+        self._dialog = dialog
+        await self.screen.mount(dialog)
+        self._put()
+        self._answer()
+
+    async def action_close_dialog(self) -> None:
+        """Take the dialog away."""
+        dialog, self._dialog = self._dialog, None
+        if dialog is not None:
+            await dialog.remove()
+        self._answer()
+
+
+def _digit(panel: str) -> str:
+    return next((digit for digit, name in NUMBERS.items() if name == panel), "")

@@ -1,0 +1,246 @@
+"""A braille chart of a curve over the steps of the whole run.
+
+A cell holds 2 x 4 dots. The raw values are a band from the least to the greatest in each column of dots, filled like a
+chessboard; the smoothed curve is a solid line which clears the band from the cells that it passes, so that the two are
+told apart without colour.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from operator import attrgetter, itemgetter
+
+from tui3090.dashboard.text import Row, number
+from tui3090.dashboard.view import Curve, Point
+
+GUTTER = 9
+"""Cells of the y axis and its labels; always the same, so that the chart stands still when its range changes."""
+LABELLED_WIDTH = 24
+"""Cells from which on there is room for the y axis."""
+AXIS_HEIGHT = 5
+"""Rows from which on there is one for the labels of the marks, or else for the steps; with one more there are both."""
+OUTLIERS = 0.02
+"""Share of the columns on either side that may lie outside the range, so that one spike does not flatten the rest."""
+
+_MARK = "┊"
+_ABOVE = "↑"
+_BRAILLE = 0x2800
+# The bits of a braille character for the four dots of its left and its right column, top dot in the lowest bit.
+_LEFT = [sum(bit for i, bit in enumerate((0x01, 0x02, 0x04, 0x40)) if dots >> i & 1) for dots in range(16)]
+_RIGHT = [sum(bit for i, bit in enumerate((0x08, 0x10, 0x20, 0x80)) if dots >> i & 1) for dots in range(16)]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at a step, drawn as a vertical line with its label below."""
+
+    step: int
+    label: str
+
+
+@dataclass(slots=True)
+class _Columns:
+    """The curve in columns of dots."""
+
+    low: list[float]
+    high: list[float]
+    smooth: list[float]
+
+
+def draw(curve: Curve, marks: Sequence[Mark], width: int, height: int) -> list[Row]:
+    """The chart, `height` rows of at most `width` cells; drawn anew only when the curve, the marks or the size changed.
+
+    Blank rows where the curve has no finite value.
+    """
+    asked = (tuple(marks), width, height)
+    if curve.drawn is None or curve.drawn[0] != asked:
+        curve.drawn = (asked, _draw(curve, marks, width, height))
+    return curve.drawn[1]
+
+
+def _draw(curve: Curve, marks: Sequence[Mark], width: int, height: int) -> list[Row]:
+    if not curve.points or width < 1 or height < 1:
+        return [[] for _ in range(height)]
+    points = sorted(curve.points, key=attrgetter("step"))  # a resumed run may have gone back some steps
+    first, last = points[0].step, points[-1].step
+    plot_height = height - (height >= AXIS_HEIGHT) - (height > AXIS_HEIGHT and bool(marks))
+    gutter = GUTTER if width >= LABELLED_WIDTH else 0
+    columns = _columns(points, (width - gutter) * 2)
+    least, most = _range(columns)
+    at = [(_place(mark.step, first, last, width - gutter), mark.label) for mark in marks]
+    rows = _cells(columns, least, most, plot_height, {x for x, _ in at})
+    if gutter:
+        labels = _y_labels(least, most, plot_height)
+        rows = [[(f"{labels.get(y, ''):>{GUTTER - 2}} ┤", "dim"), *row] for y, row in enumerate(rows)]
+    below = [_mark_labels(at, width - gutter)] if marks else []
+    below.append(_step_labels(first, last, width - gutter))
+    del below[height - plot_height :]
+    rows += [[(" " * gutter + text, "dim")] for text in below]
+    return rows
+
+
+def _place(step: int, first: int, last: int, cells: int) -> int:
+    """The column in which `step` stands."""
+    return min(max((step - first) * (cells - 1) // max(last - first, 1), 0), cells - 1)
+
+
+def _columns(points: Sequence[Point], count: int) -> _Columns:
+    """Points, sorted by step, in `count` columns of dots; columns without any lie between their neighbours."""
+    steps = [point.step for point in points]
+    scale = (count - 1) / max(steps[-1] - steps[0], 1)
+    low = [math.inf] * count
+    high = [-math.inf] * count
+    smooth = [math.nan] * count
+    start = 0
+    for x in range(count):
+        end = bisect_right(steps, steps[0] + (x + 0.5) / scale, start)
+        if end > start:
+            low[x] = min([point.low for point in points[start:end]])
+            high[x] = max([point.high for point in points[start:end]])
+            smooth[x] = points[end - 1].smooth
+            start = end
+    known = [x for x in range(count) if low[x] <= high[x]]
+    for a, b in pairwise(known):
+        for x in range(a + 1, b):
+            share = (x - a) / (b - a)
+            low[x] = low[a] * (1 - share) + low[b] * share
+            high[x] = high[a] * (1 - share) + high[b] * share
+            smooth[x] = smooth[a] * (1 - share) + smooth[b] * share
+    drawn = known[-1] + 1
+    return _Columns(low[:drawn], high[:drawn], smooth[:drawn])
+
+
+def _range(columns: _Columns) -> tuple[float, float]:
+    """The least and the greatest value on the y axis.
+
+    By percentile, unless all values fit into twice that range: then nothing is cut.
+    """
+    lows, highs = sorted(columns.low), sorted(columns.high)
+    cut = max(1, int(len(lows) * OUTLIERS)) if len(lows) > 4 else 0
+    least, most = lows[cut], highs[-1 - cut]
+    if least > most:
+        least, most = lows[0], highs[-1]
+    span = most - least
+    if highs[-1] - most <= span:
+        most = highs[-1]
+    if least - lows[0] <= span:
+        least = lows[0]
+    if most - least <= max(1e-9 * max(abs(most), abs(least)), 1e-200):
+        room = abs(most) * 0.05 if abs(most) > 1e-100 else 1.0
+        return least - room, most + room
+    return least, most
+
+
+def _cells(columns: _Columns, least: float, most: float, height: int, marks: set[int]) -> list[Row]:
+    """The plot itself: braille, marks in the cells that are empty, an arrow where the curve leaves the range."""
+    raw, smooth = _dots(columns, least, most, height * 4)
+    width = max([(len(raw) + 1) // 2, *(mark + 1 for mark in marks)])
+    for dots in (raw, smooth):
+        dots += [0] * (width * 2 - len(dots))
+    above = {x // 2 for x, (high, line) in enumerate(zip(columns.high, columns.smooth)) if high > most or line > most}
+    rows: list[Row] = []
+    for y in range(height):
+        cells: list[tuple[str, str]] = []
+        for x, (line, band) in enumerate(zip(_braille(smooth, y), _braille(raw, y))):
+            if line:
+                cells.append((chr(_BRAILLE + line), "smooth"))
+            elif y == 0 and x in above:
+                cells.append((_ABOVE, "raw"))
+            elif band:
+                cells.append((chr(_BRAILLE + band), "raw"))
+            else:
+                cells.append((_MARK, "dim") if x in marks else (" ", "plain"))
+        rows.append([("".join([char for char, _ in run]), role) for role, run in groupby(cells, key=itemgetter(1))])
+    return rows
+
+
+def _braille(dots: list[int], y: int) -> list[int]:
+    """The bits of the braille characters in row `y` of columns of dots."""
+    shift = 4 * y
+    return [_LEFT[left >> shift & 15] | _RIGHT[right >> shift & 15] for left, right in zip(dots[::2], dots[1::2])]
+
+
+def _dots(columns: _Columns, least: float, most: float, height: int) -> tuple[list[int], list[int]]:
+    """Each column's dots as the bits of a number, top dot in the lowest bit: of the raw band, of the smoothed line."""
+    # halves, so that the difference of two huge numbers stays finite
+    scale = (height - 1) / (most / 2 - least / 2)
+
+    def place(value: float) -> int:
+        return height - 1 - int(min(max((value / 2 - least / 2) * scale, 0.0), height - 1.0) + 0.5)
+
+    chessboard = [sum(1 << y for y in range(parity, height, 2)) for parity in (0, 1)]
+    raw: list[int] = []
+    smooth: list[int] = []
+    above = below = line = -1
+    for x, (low, high, value) in enumerate(zip(columns.low, columns.high, columns.smooth)):
+        top, bottom = place(high), place(low)
+        if x:  # a band without holes: reach for the neighbour's
+            reach_top, reach_bottom = min(top, below), max(bottom, above)
+        else:
+            reach_top, reach_bottom = top, bottom
+        filled = ((1 << (reach_bottom - reach_top + 1)) - 1) << reach_top
+        raw.append(filled & chessboard[x & 1] | 1 << top | 1 << bottom)
+        above, below = top, bottom
+        if not least <= value <= most:  # outside the range, or not a number: no line rather than one along the edge
+            smooth.append(0)
+            line = -1
+            continue
+        here = place(value)
+        start, end = (min(here, line), max(here, line)) if line >= 0 else (here, here)
+        smooth.append(((1 << (end - start + 1)) - 1) << start)
+        line = here
+    return raw, smooth
+
+
+def _nice_step(span: float, parts: int) -> float:
+    """A round number (1, 2, 2.5 or 5 times a power of ten) that divides `span` into at most `parts` parts."""
+    rough = span / max(parts, 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next((power * factor for factor in (1, 2, 2.5, 5) if power * factor >= rough), power * 10)
+
+
+def _y_labels(least: float, most: float, height: int) -> dict[int, str]:
+    """Row -> round value that lies in it, about every third row."""
+    if not math.isfinite(most - least) or most - least < 1e-300:
+        return {}
+    step = _nice_step(most - least, max(height // 3, 3))
+    digits = next((d for d in range(GUTTER) if abs(round(step, d) - step) < step * 1e-6), GUTTER)
+    labels: dict[int, str] = {}
+    for i in range(math.ceil(least / step), math.floor(most / step) + 1):
+        value = i * step
+        y = (height * 4 - 1 - round((value - least) / (most - least) * (height * 4 - 1))) // 4
+        text = f"{value:.{digits}f}"
+        labels[y] = text if len(text) <= GUTTER - 3 else f"{value:.1g}"
+    return labels
+
+
+def _mark_labels(at: Sequence[tuple[int, str]], width: int) -> str:
+    """The labels under their marks; from the newest back, one that does not fit is cut to its first word or dropped."""
+    line = ""
+    end = width
+    for x, label in sorted(at, key=itemgetter(0))[::-1]:  # at one place the later mark comes first
+        for text in (label, label.split(" ", 1)[0]):
+            start = min(x, width - len(text)) if end == width else x
+            if start >= 0 and start + len(text) + (end < width) <= end:
+                line = text.ljust(end - start) + line
+                end = start
+                break
+    return (" " * end + line).rstrip()
+
+
+def _step_labels(first: int, last: int, width: int) -> str:
+    """Round numbers of steps under their columns, as many as fit."""
+    line = f"step {number(first)}"
+    if len(line) > width:
+        return ""
+    step = max(1, math.ceil(_nice_step(last - first, max(width // 14, 1)))) if last > first else 1
+    for tick in range((first // step + 1) * step, last + 1, step):
+        text = number(tick)
+        start = min(_place(tick, first, last, width) - len(text) // 2, width - len(text))
+        if start >= len(line) + 3:
+            line = line.ljust(start) + text
+    return line

@@ -1,0 +1,84 @@
+"""Keeps what the dashboard costs training under 1 % of the time, by painting less often when it would cost more.
+
+Every thread of ours that runs Python holds the interpreter's lock while it does, and training waits for it. So the CPU
+time of all of them is counted, and spent like money: it comes in at 1 % of the wall clock, and a frame is due only when
+what was spent is paid off.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+BUDGET = 0.01
+"""Share of the wall clock that our threads may take."""
+FRAME_S = 0.5
+"""Between two frames, while that is within the budget."""
+LONGEST_S = 30.0
+"""Between two frames at the most, so that the screen does not stand still whatever they cost."""
+AVERAGED_S = 10.0
+"""Over which the share is averaged; also what may be saved up for a dearer frame."""
+
+NOT_OURS = ("trainer", "QueueFeederThread", "Dummy-")
+"""How the names of the threads that train begin: the trainer, those through which torch's loader talks to its workers,
+and autograd's, which Python did not start. The loader's pinning thread has its function in its name."""
+
+
+def our_cpu_seconds() -> float:
+    """CPU time that our own Python threads have used: the screen, the poller, the run log, not the trainer."""
+    total = 0.0
+    for thread in threading.enumerate():
+        if thread.name.startswith(NOT_OURS) or "_pin_memory_loop" in thread.name or thread.native_id is None:
+            continue
+        try:
+            # Linux's clock of a thread by its id. pthread_getcpuclockid would crash on a thread that has just ended;
+            # this one raises.
+            total += time.clock_gettime((~thread.native_id << 3) | 6)
+        except OSError:
+            continue
+    return total
+
+
+class Governor:
+    """Says when a frame is due. Times are in seconds; `now` is that of a clock that never jumps."""
+
+    def __init__(self, now: float, cpu: Callable[[], float] = our_cpu_seconds) -> None:
+        self._cpu = cpu
+        self._spent = cpu()
+        self._balance = 0.0
+        self._time = now
+        self._painted = float("-inf")
+        self._past: deque[tuple[float, float]] = deque([(now, 0.0)])
+        self._charged = 0.0
+
+    def due(self, now: float) -> bool:
+        """Charge what was used since the last call; whether a frame is due."""
+        # a thread that ended takes its time with it: the sum may fall
+        used = max(0.0, self.excuse())
+        self._charged += used
+        self._balance += BUDGET * (now - self._time) - used
+        self._balance = min(BUDGET * AVERAGED_S, max(-BUDGET * LONGEST_S, self._balance))
+        self._time = now
+        self._past.append((now, self._charged))
+        while len(self._past) > 2 and self._past[1][0] <= now - AVERAGED_S:
+            self._past.popleft()
+        since = now - self._painted
+        # a timer that fires a little early still is this frame's
+        return since >= FRAME_S * 0.9 and (self._balance >= 0 or since >= LONGEST_S)
+
+    def painted(self, now: float) -> None:
+        """A frame was painted."""
+        self._painted = now
+
+    def excuse(self) -> float:
+        """The CPU seconds used since the last call; of a key's answer or the start they are left out by that."""
+        before, self._spent = self._spent, self._cpu()
+        return self._spent - before
+
+    @property
+    def share(self) -> float | None:
+        """What was charged over the wall clock, averaged over some ten seconds; None before a second has passed."""
+        (then, before), (now, charged) = self._past[0], self._past[-1]
+        return (charged - before) / (now - then) if now - then >= 1.0 else None

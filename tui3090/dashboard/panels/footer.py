@@ -1,0 +1,68 @@
+"""The bottom row: what the last key brought, for some seconds, else the keys."""
+
+from __future__ import annotations
+
+from tui3090.dashboard.text import Row, row_width
+from tui3090.dashboard.view import View
+
+TITLE = "Keys"
+ANSWERED_S = 6.0
+"""How long an answer stands."""
+
+KEYS = (
+    ("q", "leave"),
+    ("?", "help"),
+    ("n", "lock keys"),
+    ("u", "undo"),
+    ("1-7", "zoom"),
+    ("space", "pause"),
+    ("l", "log"),
+    ("e", "evaluate"),
+    ("x", "picture"),
+    ("s", "save"),
+    ("r", "Tensor Cores"),
+)
+"""The most important first: from the end they give way where there is little room."""
+SHOWN = ("space", "s", "e", "r", "l", "1-7", "u", "n", "x", "?", "q")
+"""From left to right."""
+
+
+def note(view: View, now: float) -> str:
+    """Nothing: it has no border."""
+    return ""
+
+
+def rows(view: View, width: int, height: int, now: float) -> list[Row]:
+    """One row."""
+    return [line(view, width, now)]
+
+
+def line(view: View, width: int, now: float) -> Row:
+    """The answer or the keys."""
+    if view.answer and 0 <= now - view.answer_time < ANSWERED_S:
+        return [(f" {view.answer}", "bold")]
+    if view.locked:
+        return [(" keys locked", "warn"), ("   n unlocks   1-7 zoom   ? help   ctrl+q leave", "dim")]
+    words = dict(KEYS) | _words(view)
+    wanted = [key for key, _ in KEYS]
+    while wanted and row_width(_row(wanted, words)) > width:
+        wanted.pop()
+    return _row(wanted, words)
+
+
+def _words(view: View) -> dict[str, str]:
+    """The words that depend on the state."""
+    words: dict[str, str] = {}
+    if view.doing == "paused":
+        words["space"] = "go on"
+    if view.doing == "stopping":
+        words["q"] = "leave   Q stop now, losing the step"
+    return words
+
+
+def _row(keys: list[str], words: dict[str, str]) -> Row:
+    row: Row = []
+    for key in SHOWN:
+        if key in keys:
+            row += [(f" {key}", "key"), (f" {words[key]}  ", "plain")]
+    return row

@@ -1,0 +1,67 @@
+"""torch's caching allocator, by its own counters, and what a model and its optimizer hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes."""
+
+    weights: int
+    """Parameters and buffers."""
+    gradients: int
+    """Of the trainable parameters, as if all were there: between two steps they may be freed, at a peak they are."""
+    optimizer_state: int
+
+
+def held_by(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Held:
+    """What a model and its optimizer hold; cheap, and the device is not asked."""
+    parameters = list(model.parameters())
+    return Held(
+        weights=sum(tensor.nbytes for tensor in (*parameters, *model.buffers())),
+        gradients=sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),
+        optimizer_state=sum(tensor.nbytes for tensor in _tensors(optimizer.state.values())),
+    )
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
+    """The tensors in an optimizer's state, which may nest."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+class Allocator:
+    """The counters of one card. Nothing here calls the CUDA runtime, so that a graph capture is never disturbed."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device  # a number: for anything else torch asks the runtime which card is meant
+
+    def read(self) -> dict[str, int]:
+        """The allocator's fields of a `Reading`; none before CUDA has started."""
+        # Unlike memory_stats(), this does not spell out some 200 counters in Python.
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        if not stats:
+            return {}
+        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        return {
+            "allocated": allocated["current"],
+            "reserved": reserved["current"],
+            "peak_allocated": allocated["peak"],
+            "peak_reserved": reserved["peak"],
+            "retries": stats["num_alloc_retries"],
+        }
+
+    def reset_peak(self) -> None:
+        """Begin the peaks anew, from what is held now."""
+        torch.cuda.reset_peak_memory_stats(self._device)
