@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from tui3090.dashboard.first_paint import first_paint
 from tui3090.dashboard.terminal import Terminal, open_terminal
 from tui3090.dashboard.view import View
 from tui3090.headless import PlainOutput, Reporter
@@ -39,7 +40,7 @@ class Session:
         self._commands = Commands()
         self._log = RunLog(folder)
         self._outlet = Outlet(self._log)
-        self._view = View(name=plan.name, folder=str(folder.path))
+        self._view = View(name=plan.name, folder=str(folder.path), begun=plan.settings)
         self._trainer: TrainerThread | None = None
         self._interrupts = Interrupts()
         self._force_at: float | None = None
@@ -48,15 +49,18 @@ class Session:
     def run(self) -> int:
         """Train until the run is over or left; the exit status. Where training can't be stopped, ends the process."""
         terminal = None if self._headless else open_terminal()
-        with OutputLog(self._folder.output) as output:
-            if terminal is None or not self._on_screen(terminal, output):
-                out = PlainOutput(output.stdout)
-                if terminal is not None:
-                    out.say("tui3090: the screen failed (output.log says why); training goes on with plain lines")
-                self._in_plain_lines(out)
-            status = self._end()
-        if terminal is not None:
-            terminal.close()
+        try:
+            with OutputLog(self._folder.output) as output:
+                if terminal is None or not self._on_screen(terminal, output):
+                    out = PlainOutput(output.stdout)
+                    if terminal is not None:
+                        out.say("tui3090: the screen failed (output.log says why); training goes on with plain lines")
+                    self._in_plain_lines(out)
+                status = self._end()
+        finally:
+            if terminal is not None:
+                terminal.restore()
+                terminal.close()
         self._say_how_it_ended(status)
         if self._trainer is not None and self._trainer.is_alive():
             end_now(status)  # a thread that does not stop would hold the interpreter's exit
@@ -72,6 +76,7 @@ class Session:
 
     def _on_screen(self, terminal: Terminal, output: OutputLog) -> bool:
         """Run the dashboard. Returns whether the run is done with; False: the screen is lost and training goes on."""
+        first_paint(terminal, self._view)
         from tui3090.dashboard.app import Dashboard
         from tui3090.dashboard.driver import run_on
         from tui3090.dashboard.source import LiveSource

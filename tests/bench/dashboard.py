@@ -1,4 +1,4 @@
-"""What the dashboard costs training: the installed command with the dashboard in a pty of 160 x 50 and headless, in turns.
+"""What the dashboard costs training: the installed command, with the dashboard in a pty and headless, in turns.
 
     python -m tests.bench.dashboard [--cpu] [--pairs N]
 

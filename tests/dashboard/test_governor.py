@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from tui3090.dashboard.governor import AVERAGED_S, BUDGET, FRAME_S, LONGEST_S, Governor, our_cpu_seconds
+from tui3090.dashboard.governor import AVERAGED_S, BUDGET, FRAME_S, LONGEST_S, Governor
+from tui3090.own import cpu_seconds
 
 
 class Screen:
@@ -91,7 +92,7 @@ def _burn(seconds: float) -> None:
 
 def _run_thread(name: str, seconds: float) -> float:
     """What a thread of that name adds to our CPU time while it still lives."""
-    before = our_cpu_seconds() - time.thread_time()
+    before = cpu_seconds() - time.thread_time()
     burnt, done = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -102,7 +103,7 @@ def _run_thread(name: str, seconds: float) -> float:
     thread = threading.Thread(target=work, name=name)
     thread.start()
     assert burnt.wait(30)
-    added = our_cpu_seconds() - time.thread_time() - before
+    added = cpu_seconds() - time.thread_time() - before
     done.set()
     thread.join()
     return added

@@ -9,8 +9,9 @@ from textual.geometry import Region
 from textual.strip import Strip
 
 from tests.dashboard.views import texts
+from tui3090.dashboard.frame import paint
 from tui3090.dashboard.layout import Form, Place
-from tui3090.dashboard.panel import Panel, paint
+from tui3090.dashboard.panel import Panel
 from tui3090.dashboard.text import Row, row_width
 from tui3090.dashboard.view import View
 

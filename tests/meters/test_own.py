@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tui3090.meters import own
+from tui3090 import own
 from tui3090.meters.own import OwnShare
 
 

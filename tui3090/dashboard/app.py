@@ -14,23 +14,11 @@ from textual.binding import Binding, BindingType
 from textual.geometry import Size
 
 from tui3090.dashboard.dialogs import Dialog, HelpDialog, QuitDialog
+from tui3090.dashboard.frame import CONTENTS, NUMBERS, digit
 from tui3090.dashboard.governor import Governor
 from tui3090.dashboard.keys import SETTLE_S, Keys
 from tui3090.dashboard.layout import places
 from tui3090.dashboard.panel import Panel
-from tui3090.dashboard.panels import (
-    changes,
-    footer,
-    gpu,
-    header,
-    log,
-    loss,
-    memory,
-    step,
-    techniques,
-    tensor_cores,
-    try_next,
-)
 from tui3090.dashboard.source import Source
 from tui3090.dashboard.view import View
 from tui3090.output import Tail
@@ -42,21 +30,8 @@ LOOK_S = 0.25
 """Between two looks at what the source has: nearly free when nothing came."""
 FORCED_S = 5.0
 """How long a forced stop may take before the screen is left all the same."""
-NUMBERS = {"1": "loss", "2": "step", "3": "memory", "4": "changes", "5": "tensor_cores", "6": "gpu", "7": "log"}
-"""Digit -> the panel that it zooms."""
-CONTENTS = {
-    "header": header,
-    "loss": loss,
-    "step": step,
-    "memory": memory,
-    "log": log,
-    "techniques": techniques,
-    "changes": changes,
-    "tensor_cores": tensor_cores,
-    "gpu": gpu,
-    "try_next": try_next,
-    "footer": footer,
-}
+TRAINS = ("training", "evaluating", "stopping")
+"""States in which a frame takes time from training."""
 WHILE_ASKED = ("close_dialog", "stop_training", "force", "picture", "repaint", "quit", "help_quit")
 """Actions that a dialog leaves alone; the others' keys do nothing while it is there."""
 
@@ -93,9 +68,9 @@ def bindings() -> list[BindingType]:
         ("Q", "force", "While stopping: stop at once"),
     )
     bound += [Binding(key, action, words, id=action.split("(")[0], tooltip=words) for key, action, words in others]
-    for digit, panel in NUMBERS.items():
+    for key, panel in NUMBERS.items():
         words = f"{CONTENTS[panel].TITLE} on the whole screen, and back"
-        bound.append(Binding(digit, f"zoom('{panel}')", words, id=f"zoom-{panel}", tooltip=words))
+        bound.append(Binding(key, f"zoom('{panel}')", words, id=f"zoom-{panel}", tooltip=words))
     return bound
 
 
@@ -123,7 +98,7 @@ class Dashboard(App[int]):
         self._clock = clock
         self._keys = Keys(view, source.send, source.read_only, self._now)
         self._governor = Governor(time.monotonic())
-        self._panels = {name: Panel(content, name, _digit(name)) for name, content in CONTENTS.items()}
+        self._panels = {name: Panel(content, name, digit(name)) for name, content in CONTENTS.items()}
         self._dialog: Dialog | None = None
         self._zoomed = ""
         self._output = Tail(RunFolder(Path(view.folder)).output) if view.folder else None
@@ -164,8 +139,8 @@ class Dashboard(App[int]):
         if view.over and view.stop_asked:
             self.exit(0)
         now = time.monotonic()
-        if not self._source.live:
-            self._governor.excuse()
+        if not self._source.live or view.state.state not in TRAINS:
+            self._governor.excuse()  # there is nothing to slow down
         if self._governor.due(now):
             view.ui_share = self._governor.share
             self._governor.painted(now)
@@ -330,7 +305,3 @@ class Dashboard(App[int]):
         if dialog is not None:
             await dialog.remove()
         self._answer()
-
-
-def _digit(panel: str) -> str:
-    return next((digit for digit, name in NUMBERS.items() if name == panel), "")

@@ -37,6 +37,7 @@ class TerminalDriver(LinuxDriver):
         self._file = self.terminal  # type: ignore[assignment]
         self.fileno = self.terminal.fileno()
         self.input_tty = True
+        self._size = self.terminal.size()  # else Textual guesses from descriptors that are no terminal here
         self._left_out = False
         # ctrl+z would stop training, so it is no key; a stop from outside is the kernel's business alone
         signal.signal(signal.SIGTSTP, signal.SIG_IGN)
@@ -45,6 +46,7 @@ class TerminalDriver(LinuxDriver):
     def start_application_mode(self) -> None:
         """Take the screen."""
         super().start_application_mode()  # type: ignore[no-untyped-call]
+        self.terminal.taken = False  # Textual gives it back
         # moved to the background, reading gives an error (and training goes on without a screen) instead of a stop
         signal.signal(signal.SIGTTIN, signal.SIG_IGN)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)

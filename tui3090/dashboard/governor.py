@@ -1,16 +1,15 @@
 """Keeps what the dashboard costs training under 1 % of the time, by painting less often when it would cost more.
 
-Every thread of ours that runs Python holds the interpreter's lock while it does, and training waits for it. So the CPU
-time of all of them is counted, and spent like money: it comes in at 1 % of the wall clock, and a frame is due only when
-what was spent is paid off.
+The CPU time of all our threads is counted and spent like money: it comes in at 1 % of the wall clock, and a frame is
+due only when what was spent is paid off.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
+
+from tui3090.own import cpu_seconds
 
 BUDGET = 0.01
 """Share of the wall clock that our threads may take."""
@@ -21,30 +20,11 @@ LONGEST_S = 30.0
 AVERAGED_S = 10.0
 """Over which the share is averaged; also what may be saved up for a dearer frame."""
 
-NOT_OURS = ("trainer", "QueueFeederThread", "Dummy-")
-"""How the names of the threads that train begin: the trainer, those through which torch's loader talks to its workers,
-and autograd's, which Python did not start. The loader's pinning thread has its function in its name."""
-
-
-def our_cpu_seconds() -> float:
-    """CPU time that our own Python threads have used: the screen, the poller, the run log, not the trainer."""
-    total = 0.0
-    for thread in threading.enumerate():
-        if thread.name.startswith(NOT_OURS) or "_pin_memory_loop" in thread.name or thread.native_id is None:
-            continue
-        try:
-            # Linux's clock of a thread by its id. pthread_getcpuclockid would crash on a thread that has just ended;
-            # this one raises.
-            total += time.clock_gettime((~thread.native_id << 3) | 6)
-        except OSError:
-            continue
-    return total
-
 
 class Governor:
     """Says when a frame is due. Times are in seconds; `now` is that of a clock that never jumps."""
 
-    def __init__(self, now: float, cpu: Callable[[], float] = our_cpu_seconds) -> None:
+    def __init__(self, now: float, cpu: Callable[[], float] = cpu_seconds) -> None:
         self._cpu = cpu
         self._spent = cpu()
         self._balance = 0.0

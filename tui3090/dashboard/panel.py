@@ -6,20 +6,16 @@ and asks for no layout.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from tui3090.dashboard.frame import Content, framed, unframed
 from tui3090.dashboard.layout import Place
-from tui3090.dashboard.text import Row, cut, fit, fit_row, width
+from tui3090.dashboard.text import Row
 from tui3090.dashboard.view import View
-
-TITLE_CELLS = 11
-"""What number and title take in the one-row form."""
 
 DARK = {
     "plain": Style.null(),
@@ -38,23 +34,6 @@ LIGHT = DARK | {"warn": Style(color="red"), "key": Style(color="blue", bold=True
 """The same on a light background, where yellow and cyan can't be read."""
 COLOURLESS = {role: Style(bold=style.bold, dim=style.dim) for role, style in DARK.items()}
 """The same for NO_COLOR."""
-
-
-class Content(Protocol):
-    """What a panel's module exports."""
-
-    @property
-    def TITLE(self) -> str:  # noqa: N802
-        """Its name on screen."""
-
-    def note(self, view: View, now: float) -> str:
-        """The words at the right end of the border."""
-
-    def rows(self, view: View, width: int, height: int, now: float) -> list[Row]:
-        """The inside of the box; shorter lists are padded, longer are cut."""
-
-    def line(self, view: View, width: int, now: float) -> Row:
-        """The one-row form."""
 
 
 class Panel(Widget):
@@ -108,58 +87,3 @@ class Panel(Widget):
         blank = Strip.blank(self.size.width)
         strips = self._strips
         return [(strips[y] if y < len(strips) else blank).crop(crop.x, crop.right) for y in crop.line_range]
-
-
-def paint(content: Content, number: str, place: Place, view: View, now: float) -> list[Row]:
-    """All rows of a panel at `place`, border included, each exactly as wide as it is."""
-    return [framed(row, y, place) for y, row in enumerate(unframed(content, number, place, view, now))]
-
-
-def unframed(content: Content, number: str, place: Place, view: View, now: float) -> list[Row]:
-    """What the rows at `place` say, not cut or padded yet: cheap to compare with what is on screen."""
-    cells, height = place.width, place.height
-    match place.form:
-        case "line":
-            title = content.TITLE.split()[0]
-            label = f" {number} {title}" if number else f" {title}"
-            return [[(fit(label, TITLE_CELLS), "bold"), *content.line(view, max(0, cells - TITLE_CELLS), now)]]
-        case "bare":
-            above, inside, below = [], content.rows(view, cells, height, now), 0
-        case "ruled":
-            above = [_border(content, number, "─", "─", cells, view, now)]
-            inside, below = content.rows(view, max(0, cells - 2), height - 1, now), 0
-        case "box":
-            above = [_border(content, number, "╭─", "─╮", cells, view, now)]
-            inside, below = content.rows(view, max(0, cells - 4), height - 2, now), 1
-    inside = inside[: height - len(above) - below]
-    return [*above, *inside, *([[]] * (height - len(above) - len(inside)))]
-
-
-def framed(row: Row, y: int, place: Place) -> Row:
-    """Row `y` of a panel at `place` with its part of the frame, exactly as wide as the place."""
-    cells = place.width
-    if place.form == "ruled" and y > 0:
-        row = [(" ", "plain"), *row]
-    elif place.form == "box" and y == place.height - 1:
-        row = [("╰" + "─" * (cells - 2) + "╯", "dim")]
-    elif place.form == "box" and y > 0:
-        return [("│ ", "dim"), *fit_row(row, cells - 4), (" │", "dim")]
-    return fit_row(row, cells)
-
-
-def _border(content: Content, number: str, start: str, end: str, cells: int, view: View, now: float) -> Row:
-    """The upper edge: `╭─ 1 Loss ─────── raw · smoothed ─╮`."""
-    room = cells - len(start) - len(end)
-    label = f" {number} " if number else " "
-    title = cut(content.TITLE, max(0, room - len(label) - 1)) + " "
-    note = content.note(view, now)
-    left = room - width(label) - width(title)
-    note = f" {cut(note, left - 4)} " if note and left > 8 else ""
-    return [
-        (start, "dim"),
-        (label, "key"),
-        (title, "bold"),
-        ("─" * max(0, left - width(note)), "dim"),
-        (note, "dim"),
-        (end, "dim"),
-    ]

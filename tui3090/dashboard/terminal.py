@@ -30,6 +30,8 @@ class Terminal:
         self._ready_to_write.register(self._fd, select.POLLOUT)
         self.gone = False
         """Whether it was hung up: nothing can be read from it or written to it any more."""
+        self.taken = False
+        """Whether the alternate screen was taken by somebody who does not give it back."""
         self._given_up = False
 
     def fileno(self) -> int:
@@ -83,6 +85,7 @@ class Terminal:
                 return
             if self._given_up:
                 termios.tcflush(self._fd, termios.TCOFLUSH)  # makes room where nobody reads
+            if self._given_up or self.taken:
                 os.write(self._fd, TO_SHELL.encode())
             termios.tcsetattr(self._fd, termios.TCSANOW, self._attributes)
 

@@ -61,7 +61,7 @@ def checkpointed(model: nn.Module, blocks: Sequence[nn.Module], every: int) -> I
             undo.callback(setattr, config, "use_cache", True)
             config.use_cache = False
         for block in blocks[::every]:
-            block.forward = _recomputed(block)  # type: ignore[method-assign]
+            block.forward = _recomputed(block)
             undo.callback(delattr, block, "forward")
         yield
 
