@@ -44,8 +44,8 @@ def test_a_record_comes_back_as_it_was(record: Record) -> None:
     assert type(again) is type(record)
     for field in fields(record):
         before, after = getattr(record, field.name), getattr(again, field.name)
-        if field.name in ("new", "old", "value") and before in ("nan", "inf", "-inf"):
-            continue
+        if field.name in ("new", "old", "value") and isinstance(before, float) and not math.isfinite(before):
+            continue  # a technique has no such value
         assert equal(before, after), field.name
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from types import NoneType
 from typing import Any, ClassVar
 
@@ -280,12 +281,18 @@ def to_object(record: Record) -> dict[str, Any]:
     JSON has no NaN and no infinities: they are written as the strings 'nan', 'inf' and '-inf'.
     """
     body: dict[str, Any] = {"type": record.type}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if (value is None or value == "") and field.default in (MISSING, value):
+    for name, default in _shape(type(record)):
+        value = getattr(record, name)
+        if (value is None or value == "") and default in (MISSING, value):
             continue
-        body[field.name] = str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        body[name] = str(value) if isinstance(value, float) and not math.isfinite(value) else value
     return body
+
+
+@cache  # a run writes a hundred records a second, and dataclasses.fields is slow
+def _shape(cls: type[Record]) -> list[tuple[str, Any]]:
+    """A record's fields: name and default."""
+    return [(field.name, field.default) for field in fields(cls)]
 
 
 def from_object(body: object) -> Record | None:

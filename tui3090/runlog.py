@@ -28,8 +28,13 @@ EVERY_STEP = 10_000
 """Steps that have a line each; later lines stand for several."""
 THINNED_S = 0.25
 """Later a line at most this often."""
+GATHER_S = 0.25
+"""Records of so long a time are written together."""
 LONGEST_LINE = 1 << 20
 """Bytes; a longer line is not ours and is passed over."""
+
+
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class RunFolderError(Exception):
@@ -161,6 +166,7 @@ class RunLog:
         self._thinner = _Thinner()
         self._fd = os.open(folder.records, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._unwritten = b""
+        self._closing = threading.Event()
         self.problem = ""
         """Why the last write failed, a sentence; empty: all is written."""
         self._thread = threading.Thread(target=self._run, name="runlog", daemon=True)
@@ -178,20 +184,19 @@ class RunLog:
     def close(self) -> None:
         """Write what is left and end the thread."""
         self._queue.put(None)
+        self._closing.set()
         self._thread.join()
 
     def _run(self) -> None:
         more = True
         while more:
             records = [self._queue.get()]
-            time.sleep(0.05)  # several records, one write
+            self._closing.wait(GATHER_S)
             while not self._queue.empty():
                 records.append(self._queue.get())
             more = None not in records
             for record in records:
-                self._unwritten += "".join(
-                    json.dumps(to_object(r), ensure_ascii=False) + "\n" for r in self._due(record)
-                ).encode()
+                self._unwritten += "".join(_encode(to_object(r)) + "\n" for r in self._due(record)).encode()
             self._write()
         os.close(self._fd)
 

@@ -19,7 +19,8 @@ import pyte
 
 import tui3090
 
-COMMAND = f"{sys.executable} -m tui3090"
+INSTALLED = Path(sys.executable).with_name("tui3090")
+COMMAND = str(INSTALLED) if INSTALLED.exists() else f"{sys.executable} -m tui3090"
 
 TRAIN = """
 import torch
