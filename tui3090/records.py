@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, dataclass, fields
-from functools import cache
 from types import NoneType
 from typing import Any, ClassVar
 
@@ -263,6 +262,8 @@ RECORD_TYPES: dict[str, type[Record]] = {
     cls.type: cls for cls in (Stage, Started, Available, State, StepRecord, Reading, Changed, Refused, Evaluated, Event)
 }
 
+_SHAPES = {cls: [(field.name, field.default) for field in fields(cls)] for cls in RECORD_TYPES.values()}
+"""A record's fields with their defaults: a run writes a hundred records a second, and dataclasses.fields is slow."""
 
 _ACCEPTED: dict[str, tuple[type, ...]] = {
     "str": (str,),
@@ -281,18 +282,12 @@ def to_object(record: Record) -> dict[str, Any]:
     JSON has no NaN and no infinities: they are written as the strings 'nan', 'inf' and '-inf'.
     """
     body: dict[str, Any] = {"type": record.type}
-    for name, default in _shape(type(record)):
+    for name, default in _SHAPES[type(record)]:
         value = getattr(record, name)
         if (value is None or value == "") and default in (MISSING, value):
             continue
         body[name] = str(value) if isinstance(value, float) and not math.isfinite(value) else value
     return body
-
-
-@cache  # a run writes a hundred records a second, and dataclasses.fields is slow
-def _shape(cls: type[Record]) -> list[tuple[str, Any]]:
-    """A record's fields: name and default."""
-    return [(field.name, field.default) for field in fields(cls)]
 
 
 def from_object(body: object) -> Record | None:

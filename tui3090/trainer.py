@@ -264,6 +264,8 @@ class Trainer:
             return
         self._interrupt()
         job.settings = job.step.settings = settings
+        if name == "amp" and value != "off" and not job.machine.cuda:
+            self._say("train", "16-bit matmuls are emulated on most CPUs: expect them to be slower than fp32")
         if name in KERNELS:
             self._replay.release()
             self.runner = self._replay if settings.graph else job.step

@@ -24,7 +24,7 @@ from tui3090.records import (
     State,
     StepRecord,
 )
-from tui3090.settings import Settings, Value
+from tui3090.settings import BY_NAME, Settings, Value
 
 SMOOTHING = 0.02
 """Weight of a new loss in the smoothed one."""
@@ -215,8 +215,10 @@ class View:
                     self.in_force[record.technique] = record.new
                     self.recent.clear()
                     self._settled(record.technique, record.new)
+                    self.events.append(_in_force(record))
                 case Refused():
                     self._settled(record.technique, record.value)
+                    self.events.append(Event(time=record.time, level="info", source="key", text=record.reason))
                     self.answer, self.answer_time = record.reason, record.time
                 case State():
                     self.state = record
@@ -230,6 +232,7 @@ class View:
                         self._settled(record.technique, None)
                 case Evaluated():
                     self.evaluated.append(record)
+                    self.events.append(_evaluated(record))
                 case Event():
                     self.events.append(record)
                     self.warnings += record.level != "info"
@@ -264,3 +267,19 @@ class View:
             self.skip_reasons[record.skipped] = self.skip_reasons.get(record.skipped, 0) + record.steps
         if record.skipped != "no labels":
             self.loss.add(record.step, record.loss, record.steps)
+
+
+def _in_force(change: Changed) -> Event:
+    """A change as the log tells it."""
+    technique = BY_NAME.get(change.technique)
+    title = technique.title if technique else change.technique
+    old, new = (technique.label(v) if technique else str(v) for v in (change.old, change.new))
+    text = f"{title} {old} → {new}, in force from step {change.step}"
+    return Event(time=change.time, level="info", source=change.origin, text=text)
+
+
+def _evaluated(evaluation: Evaluated) -> Event:
+    """An evaluation as the log tells it."""
+    loss = "n/a: no batch has a label" if evaluation.loss is None else f"{evaluation.loss:.4g}"
+    text = f"step {evaluation.step}: loss {loss}  {evaluation.metrics}".rstrip() + f", {evaluation.seconds:.1f} s"
+    return Event(time=evaluation.time, level="info", source="eval", text=text)
