@@ -57,7 +57,11 @@ def take(name: str, columns: int, rows: int, command: str, script: list[tuple[in
         shell.wait(lambda: shell.steps() > seen + 3, 600)
         shell.type("x")
         shell.wait(lambda: list((folder / "run").glob("screen-*.svg")), 30)
-        shell.type("\x1bqs")
+        if name == "help":
+            shell.type("?")
+        shell.type("q")
+        shell.wait(lambda: "stay" in shell.screen, 30)
+        shell.type("s")
         shell.status(120)
         shell.close()
         shutil.copy(next((folder / "run").glob("screen-*.svg")), SCREENSHOTS / f"{name}.svg")

@@ -5,7 +5,7 @@ import os
 import pynvml
 import pytest
 
-from tui3090.meters.watched import HOLDERS_S, PCIE_S, WatchedCard
+from tui3090.meters.watched import PCIE_S, STEADY_S, WatchedCard
 from tui3090.records import Reading
 
 GIB = 1 << 30
@@ -55,9 +55,10 @@ class TestFigures:
             ("nvmlDeviceGetMaxClockInfo", {"clock_max_mhz"}),
         ],
     )
-    def test_one_that_is_not_supported_is_unknown_and_no_other(self, fake_nvml, card, call, fields):
+    def test_one_that_is_not_supported_is_unknown_and_no_other(self, fake_nvml, card, clock, call, fields):
         whole = card.read(on_card=False)
         fake_nvml.unsupported = {call}
+        clock.now += STEADY_S
         rest = card.read(on_card=False)
         assert {name for name in whole if rest[name] is None and whole[name] is not None} == fields
         assert {name: rest[name] for name in rest if name not in fields} == {
@@ -140,7 +141,7 @@ class TestHolders:
         fake_nvml.cards[1].processes = [(1001, GIB)]
         assert card.read(on_card=False)["holders"] == "user1 1.0 GiB"
         fake_nvml.cards[1].processes = []
-        clock.now += HOLDERS_S
+        clock.now += STEADY_S
         assert card.read(on_card=False)["holders"] == ""
 
 

@@ -215,7 +215,10 @@ class View:
                     self.in_force[record.technique] = record.new
                     self.recent.clear()
                     self._settled(record.technique, record.new)
-                    self.events.append(_in_force(record))
+                    told = _in_force(record)
+                    self.events.append(told)
+                    if self.live:
+                        self.answer, self.answer_time = told.text, told.time
                 case Refused():
                     self._settled(record.technique, record.value)
                     self.events.append(Event(time=record.time, level="info", source="key", text=record.reason))

@@ -12,8 +12,8 @@ import pynvml
 from tui3090.meters.gpm import TensorCores
 from tui3090.meters.nvml import CardMissing, ask, by_user, close_nvml, handle_of, holders_of, memory_of, open_nvml
 
-HOLDERS_S = 2.0
-"""Seconds between looks at the processes on the card."""
+STEADY_S = 2.0
+"""Seconds between looks at what changes slowly: memory and who holds it, temperature, limits, what holds the clock back."""
 PCIE_S = 5.0
 """Seconds between looks at the PCIe traffic; NVML blocks for 20 ms a direction."""
 
@@ -37,8 +37,8 @@ class WatchedCard:
         """Why there are no figures, a sentence; empty: there are."""
         self._handle: Any = None
         self._tensor_cores: TensorCores | None = None
-        self._holders: dict[str, Any] = {}
-        self._holders_due = 0.0
+        self._steady: dict[str, Any] = {}
+        self._steady_due = 0.0
         self._pcie: dict[str, Any] = {}
         self._pcie_due = 0.0
 
@@ -66,7 +66,7 @@ class WatchedCard:
         if self._tensor_cores is not None:
             self._tensor_cores.close()
         self._handle = self._tensor_cores = None
-        self._holders, self._holders_due = {}, 0.0
+        self._steady, self._steady_due = {}, 0.0
         self._pcie, self._pcie_due = {}, 0.0
         close_nvml()
 
@@ -84,32 +84,39 @@ class WatchedCard:
         return {"card_missing": self.missing}
 
     def _figures(self) -> dict[str, Any]:
+        """What moves from step to step."""
         card = self._handle
-        memory = memory_of(card)
         busy = ask(pynvml.nvmlDeviceGetUtilizationRates, card)
         return {
-            "card_total": memory.total if memory else None,
-            "card_used": memory.used if memory else None,
             "util": busy.gpu / 100 if busy else None,
             "power_w": _scaled(ask(pynvml.nvmlDeviceGetPowerUsage, card), 1e-3),
-            "power_limit_w": _scaled(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, card), 1e-3),
-            "temperature_c": _scaled(ask(pynvml.nvmlDeviceGetTemperature, card, pynvml.NVML_TEMPERATURE_GPU), 1.0),
-            "fan": _scaled(ask(pynvml.nvmlDeviceGetFanSpeed, card), 0.01),
             "clock_mhz": ask(pynvml.nvmlDeviceGetClockInfo, card, pynvml.NVML_CLOCK_SM),
-            "clock_max_mhz": ask(pynvml.nvmlDeviceGetMaxClockInfo, card, pynvml.NVML_CLOCK_SM),
-            "held_back": _held_back(card),
         }
 
     def _slow_figures(self, on_card: bool) -> dict[str, Any]:
-        """Figures that cost more and are asked for less often."""
+        """Figures that are asked for less often: each question costs CPU time, and there are many."""
         now = time.monotonic()
-        if now >= self._holders_due:
-            self._holders, self._holders_due = _holders(self._handle, on_card), now + HOLDERS_S
+        if now >= self._steady_due:
+            self._steady, self._steady_due = _steady(self._handle, on_card), now + STEADY_S
         if self._pcie_due == 0.0:
             self._pcie_due = now + PCIE_S  # the first reading comes without the wait
         elif now >= self._pcie_due:
             self._pcie, self._pcie_due = _pcie(self._handle), now + PCIE_S
-        return {**self._holders, **self._pcie}
+        return {**self._steady, **self._pcie}
+
+
+def _steady(card: Any, on_card: bool) -> dict[str, Any]:
+    memory = memory_of(card)
+    return {
+        "card_total": memory.total if memory else None,
+        "card_used": memory.used if memory else None,
+        "power_limit_w": _scaled(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, card), 1e-3),
+        "temperature_c": _scaled(ask(pynvml.nvmlDeviceGetTemperature, card, pynvml.NVML_TEMPERATURE_GPU), 1.0),
+        "fan": _scaled(ask(pynvml.nvmlDeviceGetFanSpeed, card), 0.01),
+        "clock_max_mhz": ask(pynvml.nvmlDeviceGetMaxClockInfo, card, pynvml.NVML_CLOCK_SM),
+        "held_back": _held_back(card),
+        **_holders(card, on_card),
+    }
 
 
 def _holders(card: Any, on_card: bool) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tui3090.dashboard.text import Row, row_width
+from tui3090.dashboard.text import Row, clean, row_width
 from tui3090.dashboard.view import View
 
 TITLE = "Keys"
@@ -40,7 +40,7 @@ def rows(view: View, width: int, height: int, now: float) -> list[Row]:
 def line(view: View, width: int, now: float) -> Row:
     """The answer or the keys."""
     if view.answer and 0 <= now - view.answer_time < ANSWERED_S:
-        return [(f" {view.answer}", "bold")]
+        return [(f" {clean(view.answer)}", "bold")]
     if view.locked:
         return [(" keys locked", "warn"), ("   n unlocks   1-7 zoom   ? help   ctrl+q leave", "dim")]
     words = dict(KEYS) | _words(view)
