@@ -42,6 +42,7 @@ class Job:
     """NVML's identifier; empty on the CPU."""
     weights_dtype: str
     """Of most trainable weights: float32, bfloat16 …"""
+    started: Started
 
 
 def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
@@ -103,28 +104,27 @@ def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
     dtype = str(Counter(p.dtype for p in trained).most_common(1)[0][0]).removeprefix("torch.")
     step = Step(recipe, model, optimizer, blocks, device, feed.to_device)
     step.settings = settings
-    emit(
-        Started(
-            time=time.time(),
-            model=type(model).__name__,
-            parameters=parameters,
-            trainable=sum(p.numel() for p in trained),
-            weights_dtype=dtype,
-            rows=rows,
-            eval_rows=_length(recipe.eval_data),
-            batch_size=feed.batch_size,
-            epochs=recipe.epochs,
-            device=str(device),
-            device_name=name,
-            device_uuid=uuid,
-            memory=_memory(device),
-            unit="tokens" if first.tokens else "samples",
-            torch=torch.__version__,
-            settings=settings.short(),
-        )
+    started = Started(
+        time=time.time(),
+        model=type(model).__name__,
+        parameters=parameters,
+        trainable=sum(p.numel() for p in trained),
+        weights_dtype=dtype,
+        rows=rows,
+        eval_rows=_length(recipe.eval_data),
+        batch_size=feed.batch_size,
+        epochs=recipe.epochs,
+        device=str(device),
+        device_name=name,
+        device_uuid=uuid,
+        memory=_memory(device),
+        unit="tokens" if first.tokens else "samples",
+        torch=torch.__version__,
+        settings=settings.short(),
     )
+    emit(started)
     max_steps = plan.steps if plan.steps is not None else recipe.max_steps
-    return Job(recipe, machine, settings, feed, step, max_steps, name, uuid, dtype)
+    return Job(recipe, machine, settings, feed, step, max_steps, name, uuid, dtype, started)
 
 
 def choose_device(plan: RunPlan, say: Callable[[str, str], None]) -> tuple[torch.device, str, str]:

@@ -46,6 +46,8 @@ class MicroBatch:
     samples: int
     tokens: int
     """Without padding; 0 where the data has none."""
+    indices: torch.Tensor | None = None
+    """[samples], int64: which ones of the dataset; None: an iterable dataset's."""
     ready: torch.cuda.Event | None = None
     """Of a prefetched one: its copy has ended."""
 
@@ -136,6 +138,15 @@ class IndexPlan:
             batches = [list(batch) for batch in batch_sampler]
         order = torch.tensor([index for batch in batches for index in batch], dtype=torch.int64)
         return cls(order, torch.tensor([len(batch) for batch in batches], dtype=torch.int64).cumsum(0))
+
+    def at_most(self, size: int) -> IndexPlan:
+        """The same order in batches of at most `size`: a larger one becomes several of even size."""
+        ends, start = [], 0
+        for end in self.ends.tolist():
+            pieces = -(-(end - start) // size)
+            ends += [start + (end - start) * (piece + 1) // pieces for piece in range(pieces)]
+            start = end
+        return IndexPlan(self.order, torch.tensor(ends, dtype=torch.int64))
 
     def batches_left(self, consumed: int) -> int:
         """Batches after the first `consumed` samples, a begun one counted."""
@@ -240,13 +251,16 @@ class Feed:
         self.indexed = not isinstance(self.dataset, IterableDataset)
         given = self._loader_given
         self.batch_size = given.batch_size or 1 if given is not None else recipe.batch_size
+        """Samples in a micro-batch at the most; halved when the card's memory is full."""
         self._collate = recipe.collate_fn or (given.collate_fn if given is not None else default_collate)
         self._plan: IndexPlan | None = None
         self._iterator: Iterator[Any] = iter(())
-        self._sizes: Iterator[int] = iter(())
+        self._indices: Iterator[torch.Tensor] = iter(())
         self._ahead: deque[MicroBatch] = deque()
         self._side: torch.cuda.Stream | None = None
         self._waited = 0.0
+        self._whole_batch = self.batch_size
+        self._halved = False
         self._context: BaseContext | None = None
         self.epoch = 0
         self.taken = 0
@@ -264,6 +278,8 @@ class Feed:
         """Begin an epoch, or go on in it after `taken` samples. Raises RecipeError when it holds no batch."""
         self.epoch, self.taken = epoch, taken
         self._plan = self._make_plan(epoch) if self.indexed else None
+        if self._plan is not None and self._halved:
+            self._plan = self._plan.at_most(self.batch_size)
         if self._plan is not None and not len(self._plan.ends):
             raise RecipeError("The training data gives no batch: its batch sampler ended at once.")
         self._restart()
@@ -276,7 +292,7 @@ class Feed:
             if type(sampler) is not BatchSampler or type(sampler.sampler) not in (RandomSampler, SequentialSampler):
                 return IndexPlan.sampled(sampler, epoch, seed)
             shuffle, drop_last = type(sampler.sampler) is RandomSampler, sampler.drop_last
-        return IndexPlan.regular(len(self.dataset), self.batch_size, drop_last, shuffle, seed)
+        return IndexPlan.regular(len(self.dataset), self._whole_batch, drop_last, shuffle, seed)
 
     def peek(self) -> MicroBatch | None:
         """The next micro-batch, which the next window will begin with; None: the epoch is over."""
@@ -321,6 +337,33 @@ class Feed:
         self.taken += sum(micro.samples for micro in micro_batches)
         return Window(micro_batches, waited)
 
+    @property
+    def parts(self) -> int:
+        """Micro-batches that a batch of the recipe's is run in: 1 unless memory was short."""
+        return -(-self._whole_batch // self.batch_size)
+
+    def halve(self, window: Window) -> Window | None:
+        """The window's samples in micro-batches of half the size, collated again, and all that come later in such ones.
+
+        None: they hold one sample each, or can't be fetched again because the dataset is iterable.
+        """
+        if self._plan is None or self.batch_size == 1:
+            return None
+        self.batch_size, self._halved = -(-self.batch_size // 2), True
+        micro_batches = [
+            self._collated_again(indices)
+            for micro in window.micro_batches
+            if micro.indices is not None
+            for indices in micro.indices.tensor_split(-(-len(micro.indices) // self.batch_size))
+        ]
+        self._plan = self._plan.at_most(self.batch_size)
+        self._restart()
+        return Window(micro_batches, window.wait_s)
+
+    def _collated_again(self, indices: torch.Tensor) -> MicroBatch:
+        samples = self._seeded_dataset().__getitems__(indices.tolist())
+        return self._micro_batch(_Collate(self._collate)(samples), indices)
+
     def look_ahead(self) -> None:
         """Fetch the next micro-batches and start their copies on a side stream, while the device computes."""
         while len(self._ahead) < self.prefetch:
@@ -346,7 +389,7 @@ class Feed:
 
     def close(self) -> None:
         """End the workers."""
-        self._iterator, self._sizes = iter(()), iter(())
+        self._iterator, self._indices = iter(()), iter(())
         self._ahead.clear()
 
     def _fetch(self) -> MicroBatch | None:
@@ -355,11 +398,17 @@ class Feed:
         self._waited += time.perf_counter() - began
         if batch is None:
             return None
+        return self._micro_batch(batch, next(self._indices, None))
+
+    def _micro_batch(self, batch: Any, indices: torch.Tensor | None) -> MicroBatch:
         weight, tokens = weigh(self._recipe, batch), tokens_in(batch)
-        samples = next(self._sizes, None) or samples_in(batch)  # the plan knows, whatever collate made of them
+        samples = len(indices) if indices is not None else samples_in(batch)  # the plan knows, whatever collate did
         if self._recipe.loss is default_loss:
             batch = _without_full_mask(batch)
-        return MicroBatch(batch, weight, samples, tokens)
+        return MicroBatch(batch, weight, samples, tokens, indices)
+
+    def _seeded_dataset(self) -> _Seeded:
+        return _Seeded(self.dataset, mix(self._seed, DATA, self.epoch))
 
     def _restart(self) -> None:
         """A new loader for what the windows have not taken; what was prepared ahead is fetched again."""
@@ -380,10 +429,10 @@ class Feed:
             self._iterator = iter(DataLoader(self.dataset, collate_fn=self._collate, **common))
             return
         plan, taken = self._plan, self.taken
-        self._sizes = (len(batch) for batch in plan.after(taken))
+        self._indices = plan.after(taken)
         self._iterator = iter(
             DataLoader(
-                _Seeded(self.dataset, mix(self._seed, DATA, self.epoch)),
+                self._seeded_dataset(),
                 batch_sampler=(batch.tolist() for batch in plan.after(taken)),
                 collate_fn=_Collate(self._collate),
                 **common,

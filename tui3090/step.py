@@ -102,6 +102,11 @@ class Step:
         """The gradients there are, in the optimizer's order."""
         return [p.grad for p in self._parameters if p.grad is not None]
 
+    def drop_gradients(self) -> None:
+        """Free their memory: a window is given up."""
+        self.keep_gradients = False
+        self.zero()
+
     def prepare(self, micro_batches: Sequence[MicroBatch]) -> None:
         """A window is about to begin; eager steps need nothing."""
 

@@ -6,9 +6,11 @@ window; what a key asked for comes into force at the next one.
 
 from __future__ import annotations
 
+import gc
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -33,6 +35,7 @@ from tui3090.records import (
     State,
     Stop,
 )
+from tui3090.rewind import Rewind
 from tui3090.schedule import Schedule
 from tui3090.settings import TECHNIQUES, RunPlan, Value
 from tui3090.source import describe
@@ -84,6 +87,14 @@ class Trainer:
         except SystemExit as error:
             self._state("failed", f"{self._plan.recipe.name} called sys.exit({error.code!r})")
             return error.code if isinstance(error.code, int) else int(error.code is not None)
+        except torch.OutOfMemoryError:
+            traceback.print_exc()
+            self._state(
+                "failed",
+                f"The card's memory was full in the optimizer's step {self.step + 1}, which may have changed weights, "
+                "so it can't be run again: start with --checkpointing all, --amp bf16 or a smaller batch size.",
+            )
+            return 1 if self.step else 2
         except BaseException as error:  # KeyboardInterrupt raised by a train.py, too, must not end the thread unseen
             if not isinstance(error, RecipeError):
                 traceback.print_exc()
@@ -102,6 +113,7 @@ class Trainer:
         self._ledger = Ledger(job.device_name, job.weights_dtype)
         self._replay = Replay(job.step, self._poller.quiet, lambda text: self._say("graph", text, "warning"))
         self.runner = self._replay if job.settings.graph else job.step
+        self._rewind = Rewind(job.step.model, job.machine.device)
         self.planned = self._steps_left()
         self.schedule = Schedule(job.step.optimizer, job.recipe.scheduler, self.planned)
         self._tell_available()
@@ -130,11 +142,13 @@ class Trainer:
 
     def _run_window(self, window: Window, began: float) -> None:
         """Everything that one optimizer step launches; the outcome of the window before is looked at in the middle."""
-        job, micro_batches = self.job, window.weighed
+        job = self.job
         if self._running is not None:
             self._running.ended = began
         begin, before = self._mark(), self._last_end
-        replayed = self._accumulate(window)
+        while (replayed := self._accumulate(window)) is None:
+            window = self._made_smaller(window)
+        micro_batches = window.weighed
         self._settle()  # the window before: here the host waits, as the plain loop does for its loss
         lr = float(job.step.optimizer.param_groups[0]["lr"]) * job.settings.lr
         if micro_batches:
@@ -152,12 +166,23 @@ class Trainer:
             flops=self._flops.of(micro_batches, job.settings),
             replayed=replayed,
         )
-        job.feed.look_ahead()
+        self._look_ahead()
         if not job.machine.cuda:
             self._settle()  # the CPU has nothing in flight
 
-    def _accumulate(self, window: Window) -> bool:
-        """Forward and backward of every micro-batch; whether all of them ran by replay."""
+    def _accumulate(self, window: Window) -> bool | None:
+        """Forward and backward of every micro-batch; whether all of them ran by replay. None: memory was full."""
+        self._rewind.mark()
+        try:
+            return self._accumulated(window)
+        except torch.OutOfMemoryError:
+            traceback.print_exc()
+        # out of the except block: the traceback holds the failed window's tensors
+        self._rewind.back()
+        self._give_memory_back()
+        return None
+
+    def _accumulated(self, window: Window) -> bool:
         micro_batches, replayed = window.weighed, 0
         self.runner.prepare(micro_batches)
         for number, micro in enumerate(micro_batches):
@@ -171,6 +196,58 @@ class Trainer:
                 with self._flops.counting(micro, self.job.settings):
                     self.runner.accumulate(micro, share, first)
         return 0 < replayed == len(micro_batches)
+
+    def _give_memory_back(self) -> None:
+        """Drop what can be made again: graphs, gradients, the allocator's cache."""
+        self._replay.release()
+        self.job.step.drop_gradients()
+        gc.collect()
+        if self.job.machine.cuda:
+            torch.cuda.empty_cache()
+
+    def _made_smaller(self, window: Window) -> Window:
+        """The mildest way to run a window for which memory was full: smaller micro-batches, then checkpointing.
+
+        Raises RecipeError when there is none left.
+        """
+        job = self.job
+        self._interrupt()
+        parts, size = job.feed.parts, job.feed.batch_size
+        smaller = job.feed.halve(window)
+        if smaller is not None:
+            self._say(
+                "memory",
+                f"out of memory: micro-batches of {job.feed.batch_size} instead of {size} from here on, and more of "
+                "them: the same samples a step. Only what sees its own micro-batch differs: BatchNorm, losses within "
+                "the batch, dropout's draw",
+                "warning",
+            )
+            accumulate = max(1, job.settings.accumulate * job.feed.parts // parts)
+            self._change("accumulate", accumulate, origin="out of memory")
+            job.started = replace(
+                job.started, time=time.time(), batch_size=job.feed.batch_size, settings=job.settings.short()
+            )
+            self._emit(job.started)
+            return smaller
+        checkpointed = job.settings.having("checkpointing", 1)
+        if job.settings.checkpointing != 1 and refusal(job.machine, checkpointed) is None:
+            self._say("memory", "out of memory even so: checkpointing is switched on for all blocks", "warning")
+            self._change("checkpointing", 1, origin="out of memory")
+            return window
+        raise RecipeError(
+            f"The memory of {job.device_name} is too small for this model even with micro-batches of "
+            f"{job.feed.batch_size} and what checkpointing saves: try --amp bf16, shorter samples or a smaller model."
+        )
+
+    def _look_ahead(self) -> None:
+        """Prefetch; without it where memory is too full for batches that wait."""
+        try:
+            return self.job.feed.look_ahead()
+        except torch.OutOfMemoryError:
+            traceback.print_exc()
+        self._say("memory", "out of memory while prefetching: prefetch is switched off", "warning")
+        self._change("prefetch", 0, origin="out of memory")
+        self.job.feed.set_workers(self.job.settings.workers)  # what was fetched for it is fetched again
 
     def _settle(self) -> None:
         """Learn what became of the window in flight: only now is it a step, and the schedule moves."""
@@ -275,7 +352,7 @@ class Trainer:
                 self._say("data", job.feed.note, "warning")
         elif name == "prefetch":
             job.feed.prefetch = settings.prefetch
-        elif name == "accumulate":
+        elif name == "accumulate" and origin == "key":  # else the steps hold the same samples as before
             self._replan()
         self._emit(Changed(time=time.time(), step=self.step + 1, technique=name, old=old, new=value, origin=origin))
         if self._allocator is not None:
@@ -287,7 +364,10 @@ class Trainer:
     def _replan(self) -> None:
         """Accumulation decides how many optimizer steps are left."""
         left = self._steps_left()
-        self.planned = self.step + left if left is not None else None
+        planned = self.step + left if left is not None else None
+        if planned == self.planned:
+            return
+        self.planned = planned
         self.schedule.replan(self.step, left)
         if self.schedule.fixed:
             self._say("train", "the recipe's own learning-rate schedule is not planned again for the new step count")
@@ -308,12 +388,15 @@ class Trainer:
             return
         self._state("evaluating")
         self._replay.make_room()
-        evaluated = None
+        evaluated, out_of_memory = None, False
         try:
             evaluated = evaluate(self.job, self.step, self._commands.stop.is_set)
         except Exception as error:  # what training has learned is not lost to a mistake in the metrics
             traceback.print_exc()
             self._say("eval", f"evaluation failed, training goes on: {describe(error, self._plan.recipe)}", "error")
+            out_of_memory = isinstance(error, torch.OutOfMemoryError)
+        if out_of_memory:
+            self._give_memory_back()
         if evaluated is not None:
             self._emit(evaluated)
             if evaluated.loss is not None:

@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 from operator import attrgetter, itemgetter
 
 from tui3090.dashboard.text import Row, number
-from tui3090.dashboard.view import Curve, Point
+from tui3090.dashboard.view import Curve, Drawn, Point
 
 GUTTER = 9
 """Cells of the y axis and its labels; always the same, so that the chart stands still when its range changes."""
@@ -23,6 +23,8 @@ LABELLED_WIDTH = 24
 """Cells from which on there is room for the y axis."""
 AXIS_HEIGHT = 5
 """Rows from which on there is one for the labels of the marks, or else for the steps; with one more there are both."""
+REDRAW_S = 2.0
+"""Seconds between two drawings of a growing curve at the least."""
 OUTLIERS = 0.02
 """Share of the columns on either side that may lie outside the range, so that one spike does not flatten the rest."""
 
@@ -51,15 +53,17 @@ class _Columns:
     smooth: list[float]
 
 
-def draw(curve: Curve, marks: Sequence[Mark], width: int, height: int) -> list[Row]:
-    """The chart, `height` rows of at most `width` cells; drawn anew only when the curve, the marks or the size changed.
+def draw(curve: Curve, marks: Sequence[Mark], width: int, height: int, now: float = math.inf) -> list[Row]:
+    """The chart, `height` rows of at most `width` cells. Blank rows where the curve has no finite value.
 
-    Blank rows where the curve has no finite value.
+    Drawn anew when the marks or the size changed, and when the curve has grown, at most every `REDRAW_S` of `now`: it
+    is the dearest part of a frame, and one value among hundreds does not show.
     """
     asked = (tuple(marks), width, height)
-    if curve.drawn is None or curve.drawn[0] != asked:
-        curve.drawn = (asked, _draw(curve, marks, width, height))
-    return curve.drawn[1]
+    last = curve.drawn
+    if last is None or last.asked != asked or (last.added < curve.added and not 0 <= now - last.time < REDRAW_S):
+        last = curve.drawn = Drawn(asked, curve.added, now, _draw(curve, marks, width, height))
+    return last.rows
 
 
 def _draw(curve: Curve, marks: Sequence[Mark], width: int, height: int) -> list[Row]:

@@ -46,6 +46,18 @@ class Point:
     """The smoothed value at the last of them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A chart's picture of a curve."""
+
+    asked: object
+    """Size and marks."""
+    added: int
+    """How many values the curve had."""
+    time: float
+    rows: list[list[tuple[str, str]]]
+
+
 @dataclass(slots=True)
 class Curve:
     """A value over the steps of the run, decimated: every step early, then runs of 2, 4, 8 … steps a point."""
@@ -56,8 +68,10 @@ class Curve:
     best_step: int = 0
     not_finite: int = 0
     """Values that were nan or infinite; they are in no point."""
-    drawn: tuple[object, list[list[tuple[str, str]]]] | None = field(default=None, repr=False, compare=False)
-    """The last picture of it and what it was made for; forgotten when a value comes."""
+    added: int = 0
+    """Finite values so far; a line of several steps counts once."""
+    drawn: Drawn | None = field(default=None, repr=False, compare=False)
+    """The chart's last picture of it."""
     _weight: float = 0.0
     _per_point: int = 1
     _in_last: int = 0
@@ -67,7 +81,7 @@ class Curve:
         if not math.isfinite(value):
             self.not_finite += steps
             return
-        self.drawn = None
+        self.added += 1
         if value < self.best:
             self.best, self.best_step = value, step
         # an exponential mean, corrected for its start: the first value counts in full

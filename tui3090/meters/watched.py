@@ -13,7 +13,7 @@ from tui3090.meters.gpm import TensorCores
 from tui3090.meters.nvml import CardMissing, ask, by_user, close_nvml, handle_of, holders_of, memory_of, open_nvml
 
 STEADY_S = 2.0
-"""Seconds between looks at what changes slowly: memory and who holds it, temperature, limits, what holds the clock back."""
+"""Seconds between looks at what changes slowly: memory, its holders, temperature, limits, what holds the clock back."""
 PCIE_S = 5.0
 """Seconds between looks at the PCIe traffic; NVML blocks for 20 ms a direction."""
 

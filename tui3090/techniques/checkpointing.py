@@ -13,10 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from tui3090.meters.flops import recompute_context
+from tui3090.rewind import running_statistics
 from tui3090.settings import Settings
 
 if TYPE_CHECKING:
@@ -68,14 +68,8 @@ def checkpointed(model: nn.Module, blocks: Sequence[nn.Module], every: int) -> I
 
 def _recomputed(block: nn.Module) -> Callable[..., Any]:
     """The block's forward under torch's checkpoint."""
-    statistics = [
-        buffer
-        for module in block.modules()
-        if isinstance(module, _BatchNorm)
-        for buffer in (module.running_mean, module.running_var, module.num_batches_tracked)
-        if buffer is not None
-    ]
-    return partial(checkpoint, block.forward, use_reentrant=False, context_fn=partial(_contexts, statistics))
+    contexts = partial(_contexts, running_statistics(block))
+    return partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 
 
 def _contexts(statistics: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

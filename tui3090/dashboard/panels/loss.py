@@ -39,7 +39,7 @@ def rows(view: View, width: int, height: int, now: float) -> list[Row]:
     left = height - len(top) - len(bottom) - len(written)
     if left < 1:
         return shown(top + bottom, width, height)
-    return shown(top + _chart(view, width, left) + written + bottom, width, height)
+    return shown(top + _chart(view, width, left, now) + written + bottom, width, height)
 
 
 def line(view: View, width: int, now: float) -> Row:
@@ -115,10 +115,10 @@ def _step_figures(view: View, width: int) -> Row:
     return beside(parts, width)
 
 
-def _chart(view: View, width: int, height: int) -> list[Row]:
+def _chart(view: View, width: int, height: int, now: float) -> list[Row]:
     if not view.loss.points:
         return [[("  no finite loss so far", "dim")], *([] for _ in range(height - 1))]
-    return draw(view.loss, [Mark(change.step, _label(change)) for change in view.changes], width, height)
+    return draw(view.loss, [Mark(change.step, _label(change)) for change in view.changes], width, height, now)
 
 
 def _label(change: Changed) -> str:
