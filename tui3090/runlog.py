@@ -28,7 +28,7 @@ EVERY_STEP = 10_000
 """Steps that have a line each; later lines stand for several."""
 THINNED_S = 0.25
 """Later a line at most this often."""
-GATHER_S = 0.25
+GATHER_S = 0.5
 """Records of so long a time are written together."""
 LONGEST_LINE = 1 << 20
 """Bytes; a longer line is not ours and is passed over."""

@@ -26,8 +26,8 @@ from tui3090.records import Event
 from tui3090.runlog import RunFolder
 from tui3090.settings import TECHNIQUES
 
-LOOK_S = 0.25
-"""Between two looks at what the source has: nearly free when nothing came."""
+LOOK_S = 0.5
+"""Between two looks at what the source has; each costs, so there are no more than frames."""
 FORCED_S = 5.0
 """How long a forced stop may take before the screen is left all the same."""
 TRAINS = ("training", "evaluating", "stopping")
