@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
-from tui3090.feed import Feed, IndexPlan, SampleError, mix
+from tui3090.feed import Feed
 from tui3090.recipe import Recipe, RecipeError
+from tui3090.sampling import IndexPlan, SampleError, mix
 
 CPU = torch.device("cpu")
 

@@ -44,6 +44,15 @@ class Job:
     """Of most trainable weights: float32, bfloat16 …"""
     started: Started
 
+    def steps_left(self, step: int) -> int | None:
+        """Optimizer steps that come after the first `step`, at the accumulation in force; None: unknown."""
+        if self.max_steps is not None:
+            return max(0, self.max_steps - step)
+        left, whole, k = self.feed.batches_left(), self.feed.batches_per_epoch(), self.settings.accumulate
+        if left is None or whole is None:
+            return None
+        return -(-left // k) + max(0, self.recipe.epochs - 1 - self.feed.epoch) * -(-whole // k)
+
 
 def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
     """Load the recipe and bring it to its device, stage by stage. Raises RecipeError and whatever a recipe raises."""
@@ -73,6 +82,17 @@ def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
         blocks = list(recipe.blocks) if recipe.blocks is not None else find_blocks(model)
         parameters = sum(p.numel() for p in model.parameters())
         trained = [p for p in model.parameters() if p.requires_grad]
+        if any(p.dtype == torch.float16 for p in trained):  # GradScaler can't unscale their gradients
+            raise RecipeError(
+                "The trainable weights are fp16: load them in float32 (dtype=torch.float32) and switch AMP on with "
+                "--amp fp16."
+            )
+        if any(p.dtype == torch.bfloat16 for p in trained):
+            text = (
+                "the trainable weights are bf16, with 8 bits of mantissa: updates below about 0.4 % of a weight round "
+                "away. Load the model in float32 (dtype=torch.float32) and use --amp bf16"
+            )
+            say("run", text, "warning")
         detail.append(f"{type(model).__name__}, {parameters / 1e6:.1f} M parameters")
     with stage("data") as detail:
         feed = Feed(recipe, device, seed, plan.settings.workers, plan.settings.prefetch)

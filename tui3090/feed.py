@@ -1,22 +1,17 @@
-"""Dataset -> windows of micro-batches, and the clock of waiting for them.
+"""Dataset -> windows of micro-batches on the device, and the clock of waiting for them.
 
-An epoch's order is an index plan in the main process, drawn from the seed and the epoch; loader workers fetch by index.
-A change of workers goes on with what the plan has left, so that each sample comes exactly once. Three random streams
-are never shared: the order, the data (seeded for each epoch and sample, so that the number of workers can't change it),
-and the model's dropout, which owns torch's global generators.
+Loader workers fetch by the index plan of sampling.py: a change of workers, or of the size of micro-batches, goes on
+with what the plan has left, so that each sample comes exactly once in an epoch.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import pickle
-import random
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -25,7 +20,6 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -33,6 +27,7 @@ from torch.utils.data import (
 )
 
 from tui3090.recipe import Recipe, RecipeError, default_loss, samples_in, tokens_in, weigh
+from tui3090.sampling import DATA, ORDER, IndexPlan, SeededCollate, SeededDataset, mix
 
 
 @dataclass(slots=True)
@@ -69,140 +64,6 @@ class Window:
     def weight(self) -> float:
         """What the whole window weighs."""
         return sum(micro.weight for micro in self.micro_batches)
-
-
-def mix(*numbers: int) -> int:
-    """A 63-bit seed from several numbers, well spread, the same on every machine."""
-    state = 0
-    for number in numbers:
-        state = (state ^ (number & (2**64 - 1))) * 0x9E3779B97F4A7C15 & (2**64 - 1)
-        state ^= state >> 29
-        state = state * 0xBF58476D1CE4E5B9 & (2**64 - 1)
-        state ^= state >> 32
-    return state >> 1
-
-
-ORDER, DATA = 1, 2
-"""Names of the random streams that are seeded from the run's seed."""
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Python's, torch's and numpy's generators seeded; afterwards as they were, so that dropout's stream goes on."""
-    numpy = sys.modules.get("numpy")
-    python_state, torch_state = random.getstate(), torch.get_rng_state()
-    numpy_state = numpy.random.get_state() if numpy else None
-    _seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        torch.set_rng_state(torch_state)
-        if numpy and numpy_state is not None:
-            numpy.random.set_state(numpy_state)
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    torch.default_generator.manual_seed(seed)  # the CPU's alone: the card's is dropout's
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed & (2**32 - 1))
-
-
-class IndexPlan:
-    """The order of an epoch: sample indices, and where its batches end."""
-
-    def __init__(self, order: torch.Tensor, ends: torch.Tensor) -> None:
-        self.order = order
-        """[samples], int64."""
-        self.ends = ends
-        """[batches], int64: samples up to and with each batch."""
-
-    @classmethod
-    def regular(cls, samples: int, batch_size: int, drop_last: bool, shuffle: bool, seed: int) -> IndexPlan:
-        """Batches of one size, the last one shorter unless it is dropped."""
-        order = torch.arange(samples)
-        if shuffle:
-            order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
-        if drop_last:
-            samples -= samples % batch_size
-        ends = torch.arange(batch_size, samples + batch_size, batch_size).clamp(max=samples)
-        return cls(order[:samples], ends if samples else ends[:0])
-
-    @classmethod
-    def sampled(cls, batch_sampler: Any, epoch: int, seed: int) -> IndexPlan:
-        """What a batch sampler of the recipe's own gives for this epoch."""
-        if hasattr(batch_sampler, "set_epoch"):
-            batch_sampler.set_epoch(epoch)
-        with seeded(seed):
-            batches = [list(batch) for batch in batch_sampler]
-        order = torch.tensor([index for batch in batches for index in batch], dtype=torch.int64)
-        return cls(order, torch.tensor([len(batch) for batch in batches], dtype=torch.int64).cumsum(0))
-
-    def at_most(self, size: int) -> IndexPlan:
-        """The same order in batches of at most `size`: a larger one becomes several of even size."""
-        ends, start = [], 0
-        for end in self.ends.tolist():
-            pieces = -(-(end - start) // size)
-            ends += [start + (end - start) * (piece + 1) // pieces for piece in range(pieces)]
-            start = end
-        return IndexPlan(self.order, torch.tensor(ends, dtype=torch.int64))
-
-    def batches_left(self, consumed: int) -> int:
-        """Batches after the first `consumed` samples, a begun one counted."""
-        return len(self.ends) - int(torch.searchsorted(self.ends, consumed, right=True))
-
-    def after(self, consumed: int) -> Iterator[torch.Tensor]:
-        """The batches' indices after the first `consumed` samples, each [batch], int64."""
-        start = consumed
-        for end in self.ends[len(self.ends) - self.batches_left(consumed) :].tolist():
-            yield self.order[start:end]
-            start = end
-
-
-class SampleError(Exception):
-    """A dataset failed on a sample; says which."""
-
-
-class _Samples(list[Any]):
-    """The samples of a batch on their way to collate, with the seed for what collate draws."""
-
-    seed = 0
-
-
-class _Seeded(Dataset[Any]):
-    """The dataset with its random draws fixed by epoch and index, whoever fetches."""
-
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self.dataset = dataset
-        self.seed = seed
-
-    def __getitems__(self, indices: list[int]) -> _Samples:
-        samples = _Samples()
-        samples.seed = mix(self.seed, *indices[:1])
-        with seeded(samples.seed):
-            if hasattr(self.dataset, "__getitems__"):
-                samples.extend(self.dataset.__getitems__(indices))
-                return samples
-            for index in indices:
-                _seed(mix(self.seed, index))
-                try:
-                    samples.append(self.dataset[index])
-                except Exception as error:
-                    raise SampleError(f"sample {index}: {type(error).__name__}: {error}") from error
-        return samples
-
-
-class _Collate:
-    """The recipe's collate with its random draws fixed likewise."""
-
-    def __init__(self, collate: Any) -> None:
-        self.collate = collate
-
-    def __call__(self, samples: list[Any]) -> Any:
-        assert isinstance(samples, _Samples)  # of _Seeded
-        with seeded(mix(samples.seed, 1)):
-            return self.collate(list(samples))
 
 
 def _ready_worker(worker: int) -> None:
@@ -362,7 +223,7 @@ class Feed:
 
     def _collated_again(self, indices: torch.Tensor) -> MicroBatch:
         samples = self._seeded_dataset().__getitems__(indices.tolist())
-        return self._micro_batch(_Collate(self._collate)(samples), indices)
+        return self._micro_batch(SeededCollate(self._collate)(samples), indices)
 
     def look_ahead(self) -> None:
         """Fetch the next micro-batches and start their copies on a side stream, while the device computes."""
@@ -407,8 +268,8 @@ class Feed:
             batch = _without_full_mask(batch)
         return MicroBatch(batch, weight, samples, tokens, indices)
 
-    def _seeded_dataset(self) -> _Seeded:
-        return _Seeded(self.dataset, mix(self._seed, DATA, self.epoch))
+    def _seeded_dataset(self) -> SeededDataset:
+        return SeededDataset(self.dataset, mix(self._seed, DATA, self.epoch))
 
     def _restart(self) -> None:
         """A new loader for what the windows have not taken; what was prepared ahead is fetched again."""
@@ -434,7 +295,7 @@ class Feed:
             DataLoader(
                 self._seeded_dataset(),
                 batch_sampler=(batch.tolist() for batch in plan.after(taken)),
-                collate_fn=_Collate(self._collate),
+                collate_fn=SeededCollate(self._collate),
                 **common,
             )
         )

@@ -135,6 +135,6 @@ class Ledger:
         """What matmuls run in."""
         if settings.amp != "off":
             return settings.amp
-        if self._weights_dtype in ("bfloat16", "float16"):
-            return {"bfloat16": "bf16", "float16": "fp16"}[self._weights_dtype]
+        if self._weights_dtype == "bfloat16":
+            return "bf16"
         return "tf32" if settings.tf32 else "fp32"

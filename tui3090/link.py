@@ -27,6 +27,8 @@ class Commands:
         """Set once a stop was asked for: evaluation ends early."""
         self.stop_now = threading.Event()
         """Set once the window in flight may be abandoned."""
+        self.unattended = threading.Event()
+        """Set once nobody can press a key: training that would pause by itself ends instead."""
 
     def send(self, command: Command) -> None:
         """Leave a command; a change takes the place of an earlier one of the same technique."""
@@ -41,6 +43,12 @@ class Commands:
                 ]
             if not isinstance(command, Withdraw):
                 self._waiting.append(command)
+            self.arrived.set()
+
+    def leave_unattended(self) -> None:
+        """From here on nobody can press a key; a trainer that is paused looks again."""
+        with self._lock:
+            self.unattended.set()
             self.arrived.set()
 
     def take(self) -> list[Command]:

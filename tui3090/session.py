@@ -115,6 +115,7 @@ class Session:
 
     def _in_plain_lines(self, out: PlainOutput) -> None:
         """Train without a screen until the run is over; where the terminal was hung up, `out` takes nothing."""
+        self._commands.leave_unattended()
         if self._trainer is None:
             self._start_training()
             assert self._trainer is not None

@@ -21,6 +21,7 @@ from tui3090.ledger import FlopTally, Ledger, Running
 from tui3090.link import Commands
 from tui3090.meters.allocator import Allocator, held_by
 from tui3090.meters.poller import Poller
+from tui3090.meters.unmoved import Unmoved
 from tui3090.recipe import RecipeError
 from tui3090.records import (
     Available,
@@ -38,10 +39,12 @@ from tui3090.records import (
 from tui3090.rewind import Rewind
 from tui3090.schedule import Schedule
 from tui3090.settings import TECHNIQUES, RunPlan, Value
+from tui3090.shortage import way_out
 from tui3090.source import describe
 from tui3090.step import Step
 from tui3090.techniques import reason_unavailable, refusal
 from tui3090.techniques.graph import Replay
+from tui3090.watchdog import Gradients, Watchdog
 
 KERNELS = ("amp", "checkpointing", "tf32", "graph")
 """Techniques that change which kernels a step runs: graphs captured before are of no use afterwards."""
@@ -51,6 +54,10 @@ SAVES_MEMORY = ("amp", "checkpointing")
 
 class Stopped(Exception):
     """The user asked to stop."""
+
+
+class Diverged(Exception):
+    """Training has diverged, and nobody is there to press a key."""
 
 
 class Trainer:
@@ -84,6 +91,9 @@ class Trainer:
         except Stopped:
             self._state("stopped", f"by you, after {self.step} steps")
             return 0
+        except Diverged as error:
+            self._state("failed", str(error))
+            return 1
         except SystemExit as error:
             self._state("failed", f"{self._plan.recipe.name} called sys.exit({error.code!r})")
             return error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -114,7 +124,13 @@ class Trainer:
         self._replay = Replay(job.step, self._poller.quiet, lambda text: self._say("graph", text, "warning"))
         self.runner = self._replay if job.settings.graph else job.step
         self._rewind = Rewind(job.step.model, job.machine.device)
-        self.planned = self._steps_left()
+        trained = {name: p for name, p in job.step.model.named_parameters() if p.requires_grad}
+        self._watchdog, self._gradients, self._unmoved = (
+            Watchdog(self._say),
+            Gradients(trained),
+            Unmoved(trained.values()),
+        )
+        self.planned = job.steps_left(0)
         self.schedule = Schedule(job.step.optimizer, job.recipe.scheduler, self.planned)
         self._tell_available()
         self._first_began = time.time()
@@ -206,38 +222,15 @@ class Trainer:
             torch.cuda.empty_cache()
 
     def _made_smaller(self, window: Window) -> Window:
-        """The mildest way to run a window for which memory was full: smaller micro-batches, then checkpointing.
-
-        Raises RecipeError when there is none left.
-        """
+        """A window for which memory was full, as it is to be run again. Raises RecipeError when no way is left."""
         job = self.job
         self._interrupt()
-        parts, size = job.feed.parts, job.feed.batch_size
-        smaller = job.feed.halve(window)
-        if smaller is not None:
-            self._say(
-                "memory",
-                f"out of memory: micro-batches of {job.feed.batch_size} instead of {size} from here on, and more of "
-                "them: the same samples a step. Only what sees its own micro-batch differs: BatchNorm, losses within "
-                "the batch, dropout's draw",
-                "warning",
-            )
-            accumulate = max(1, job.settings.accumulate * job.feed.parts // parts)
-            self._change("accumulate", accumulate, origin="out of memory")
-            job.started = replace(
-                job.started, time=time.time(), batch_size=job.feed.batch_size, settings=job.settings.short()
-            )
-            self._emit(job.started)
-            return smaller
-        checkpointed = job.settings.having("checkpointing", 1)
-        if job.settings.checkpointing != 1 and refusal(job.machine, checkpointed) is None:
-            self._say("memory", "out of memory even so: checkpointing is switched on for all blocks", "warning")
-            self._change("checkpointing", 1, origin="out of memory")
-            return window
-        raise RecipeError(
-            f"The memory of {job.device_name} is too small for this model even with micro-batches of "
-            f"{job.feed.batch_size} and what checkpointing saves: try --amp bf16, shorter samples or a smaller model."
-        )
+        way = way_out(job, window)
+        self._say("memory", way.sentence, "warning")
+        self._change(way.technique, way.value, origin="out of memory")
+        job.started = replace(job.started, batch_size=job.feed.batch_size, settings=job.settings.short())
+        self._emit(job.started)
+        return way.window
 
     def _look_ahead(self) -> None:
         """Prefetch; without it where memory is too full for batches that wait."""
@@ -258,7 +251,12 @@ class Trainer:
         if not self._ledger.why_skipped(outcome, running.settings):
             self.step += 1
             self.schedule.step()
-        self._emit(self._ledger.record(running, outcome, self.step, self.planned))
+            if (share := self._unmoved.stepped()) is not None:
+                self._watchdog.unmoved(share)
+        record = self._ledger.record(running, outcome, self.step, self.planned)
+        self._emit(record)
+        self._watchdog.look(record, len(running.window.micro_batches) - record.micro_batches)
+        self._say("train", self._gradients.lost(), "error")
         if self._first_began:
             now = time.time()
             self._emit(Stage(time=now, name="first step", seconds=now - self._first_began))
@@ -288,23 +286,16 @@ class Trainer:
             self._interrupt()
         return self.step >= self.job.max_steps
 
-    def _steps_left(self) -> int | None:
-        """Optimizer steps that are left at the accumulation in force; None: unknown."""
-        job = self.job
-        if job.max_steps is not None:
-            return max(0, job.max_steps - self.step)
-        left, whole = job.feed.batches_left(), job.feed.batches_per_epoch()
-        if left is None or whole is None:
-            return None
-        k = job.settings.accumulate
-        return -(-left // k) + max(0, job.recipe.epochs - 1 - job.feed.epoch) * -(-whole // k)
-
     # commands
 
     def _boundary(self) -> None:
-        """Take what was asked for since the last window began; while paused, wait here for more."""
-        paused = False
+        """Take what was asked for since the last window began; while paused, by a key or an alarm, wait here for more."""
+        alarm = self._watchdog.alarm
+        paused, why = alarm is not None, alarm.paused if alarm is not None else ""
+        self._say("train", why, "warning")
         while True:
+            if alarm is not None and self._commands.unattended.is_set():
+                raise Diverged(alarm.ended)
             for command in self._commands.take():
                 match command:
                     case Change(technique, value):
@@ -320,8 +311,10 @@ class Trainer:
             if not paused:
                 break
             self._interrupt()
-            self._state("paused")
+            self._state("paused", why)
             self._commands.arrived.wait()
+        if alarm is not None:
+            self._watchdog.reset()
         self._state("training")
 
     def _change(self, name: str, value: Value, origin: str = "key") -> None:
@@ -340,6 +333,8 @@ class Trainer:
                 self._emit(Refused(time=time.time(), technique=name, value=value, reason=reason))
             return
         self._interrupt()
+        if name == "checkpointing" and value:
+            self._gradients.remember()
         job.settings = job.step.settings = settings
         if name == "amp" and value != "off" and not job.machine.cuda:
             self._say("train", "16-bit matmuls are emulated on most CPUs: expect them to be slower than fp32")
@@ -363,7 +358,7 @@ class Trainer:
 
     def _replan(self) -> None:
         """Accumulation decides how many optimizer steps are left."""
-        left = self._steps_left()
+        left = self.job.steps_left(self.step)
         planned = self.step + left if left is not None else None
         if planned == self.planned:
             return

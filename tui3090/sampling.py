@@ -1,0 +1,151 @@
+"""The order of an epoch and the random draws of its samples.
+
+Three random streams are never shared: the order, drawn for each epoch; the data, seeded for each epoch and sample, so
+that neither the number of workers nor a resume changes what a sample draws; and the model's dropout, which owns torch's
+global generators.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+
+def mix(*numbers: int) -> int:
+    """A 63-bit seed from several numbers, well spread, the same on every machine."""
+    state = 0
+    for number in numbers:
+        state = (state ^ (number & (2**64 - 1))) * 0x9E3779B97F4A7C15 & (2**64 - 1)
+        state ^= state >> 29
+        state = state * 0xBF58476D1CE4E5B9 & (2**64 - 1)
+        state ^= state >> 32
+    return state >> 1
+
+
+ORDER, DATA = 1, 2
+"""Names of the random streams that are seeded from the run's seed."""
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Python's, torch's and numpy's generators seeded; afterwards as they were, so that dropout's stream goes on."""
+    numpy = sys.modules.get("numpy")
+    python_state, torch_state = random.getstate(), torch.get_rng_state()
+    numpy_state = numpy.random.get_state() if numpy else None
+    _seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        torch.set_rng_state(torch_state)
+        if numpy and numpy_state is not None:
+            numpy.random.set_state(numpy_state)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)  # the CPU's alone: the card's is dropout's
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed & (2**32 - 1))
+
+
+class IndexPlan:
+    """The order of an epoch: sample indices, and where its batches end."""
+
+    def __init__(self, order: torch.Tensor, ends: torch.Tensor) -> None:
+        self.order = order
+        """[samples], int64."""
+        self.ends = ends
+        """[batches], int64: samples up to and with each batch."""
+
+    @classmethod
+    def regular(cls, samples: int, batch_size: int, drop_last: bool, shuffle: bool, seed: int) -> IndexPlan:
+        """Batches of one size, the last one shorter unless it is dropped."""
+        order = torch.arange(samples)
+        if shuffle:
+            order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
+        if drop_last:
+            samples -= samples % batch_size
+        ends = torch.arange(batch_size, samples + batch_size, batch_size).clamp(max=samples)
+        return cls(order[:samples], ends if samples else ends[:0])
+
+    @classmethod
+    def sampled(cls, batch_sampler: Any, epoch: int, seed: int) -> IndexPlan:
+        """What a batch sampler of the recipe's own gives for this epoch."""
+        if hasattr(batch_sampler, "set_epoch"):
+            batch_sampler.set_epoch(epoch)
+        with seeded(seed):
+            batches = [list(batch) for batch in batch_sampler]
+        order = torch.tensor([index for batch in batches for index in batch], dtype=torch.int64)
+        return cls(order, torch.tensor([len(batch) for batch in batches], dtype=torch.int64).cumsum(0))
+
+    def at_most(self, size: int) -> IndexPlan:
+        """The same order in batches of at most `size`: a larger one becomes several of even size."""
+        ends, start = [], 0
+        for end in self.ends.tolist():
+            pieces = -(-(end - start) // size)
+            ends += [start + (end - start) * (piece + 1) // pieces for piece in range(pieces)]
+            start = end
+        return IndexPlan(self.order, torch.tensor(ends, dtype=torch.int64))
+
+    def batches_left(self, consumed: int) -> int:
+        """Batches after the first `consumed` samples, a begun one counted."""
+        return len(self.ends) - int(torch.searchsorted(self.ends, consumed, right=True))
+
+    def after(self, consumed: int) -> Iterator[torch.Tensor]:
+        """The batches' indices after the first `consumed` samples, each [batch], int64."""
+        start = consumed
+        for end in self.ends[len(self.ends) - self.batches_left(consumed) :].tolist():
+            yield self.order[start:end]
+            start = end
+
+
+class SampleError(Exception):
+    """A dataset failed on a sample; says which."""
+
+
+class _Samples(list[Any]):
+    """The samples of a batch on their way to collate, with the seed for what collate draws."""
+
+    seed = 0
+
+
+class SeededDataset(Dataset[Any]):
+    """The dataset with its random draws fixed by epoch and index, whoever fetches."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __getitems__(self, indices: list[int]) -> _Samples:
+        samples = _Samples()
+        samples.seed = mix(self.seed, *indices[:1])
+        with seeded(samples.seed):
+            if hasattr(self.dataset, "__getitems__"):
+                samples.extend(self.dataset.__getitems__(indices))
+                return samples
+            for index in indices:
+                _seed(mix(self.seed, index))
+                try:
+                    samples.append(self.dataset[index])
+                except Exception as error:
+                    raise SampleError(f"sample {index}: {type(error).__name__}: {error}") from error
+        return samples
+
+
+class SeededCollate:
+    """The recipe's collate with its random draws fixed likewise."""
+
+    def __init__(self, collate: Any) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        assert isinstance(samples, _Samples)  # of SeededDataset
+        with seeded(mix(samples.seed, 1)):
+            return self.collate(list(samples))
