@@ -84,6 +84,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Train:
         script: Mapping[int, Sequence[Command]] | None = None,
         settings: Settings | None = None,
         device: str = "cpu",
+        commands: Commands | None = None,
         **plan: Any,
     ) -> Ran:
         monkeypatch.setattr(
@@ -92,7 +93,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Train:
         records: list[Record] = []
         trainer = Trainer(
             RunPlan(Path("train.py"), "train", settings=settings or Settings(), device=device, **plan),
-            ScriptedCommands(script or {}),
+            commands or ScriptedCommands(script or {}),
             records.append,
             QuietPoller(),  # type: ignore[arg-type]
         )
