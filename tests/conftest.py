@@ -79,6 +79,9 @@ Train = Callable[..., Ran]
 def train(monkeypatch: pytest.MonkeyPatch) -> Train:
     """Trains a recipe in this thread: `train(recipe, script={window: [commands]}, settings=..., device=...)`."""
 
+    given: list[Recipe] = []  # emptied by the run: nothing of it outlives its trainer
+    monkeypatch.setattr(assemble, "load_recipe", lambda path, options: given.pop())
+
     def run(
         recipe: Recipe | Callable[[], Recipe],
         script: Mapping[int, Sequence[Command]] | None = None,
@@ -87,9 +90,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Train:
         commands: Commands | None = None,
         **plan: Any,
     ) -> Ran:
-        monkeypatch.setattr(
-            assemble, "load_recipe", lambda path, options: recipe if isinstance(recipe, Recipe) else recipe()
-        )
+        given.append(recipe if isinstance(recipe, Recipe) else recipe())
         records: list[Record] = []
         trainer = Trainer(
             RunPlan(Path("train.py"), "train", settings=settings or Settings(), device=device, **plan),

@@ -22,10 +22,13 @@ class WayOut:
 
 
 def way_out(job: Job, window: Window) -> WayOut:
-    """Micro-batches of half the size and twice as many; when they hold one sample, checkpointing for all blocks.
+    """Without graph replay, then micro-batches of half the size and twice as many, then checkpointing for all blocks.
 
-    Raises RecipeError when neither is left.
+    Raises RecipeError when none is left.
     """
+    if job.settings.graph:
+        sentence = "out of memory: graph replay is switched off, for its graphs keep the memory of their activations"
+        return WayOut(window, "graph", False, sentence)
     parts, size = job.feed.parts, job.feed.batch_size
     smaller = job.feed.halve(window)
     if smaller is not None:

@@ -78,6 +78,22 @@ def test_what_is_excused_is_not_charged() -> None:
     assert len(screen.frames) == pytest.approx(20 / FRAME_S, abs=1)
 
 
+def test_while_nothing_trains_frames_come_and_nothing_is_saved_up() -> None:
+    screen = Screen(frame=0.05)
+    for _ in range(240):
+        screen.now += 0.25
+        screen.governor.rest(screen.now)
+        if screen.governor.due(screen.now):
+            screen.governor.painted(screen.now)
+            screen.frames.append(screen.now)
+            screen.cpu += screen.frame
+    assert len(screen.frames) == pytest.approx(60 / FRAME_S, abs=2)
+    screen.governor.rest(screen.now)
+    screen.frames.clear()
+    screen.run(20)
+    assert len(screen.frames) <= BUDGET * 20 / screen.frame + 1
+
+
 def test_the_share_is_averaged_over_ten_seconds() -> None:
     screen = Screen(frame=0.0, idle=0.006)
     assert screen.governor.share is None

@@ -140,7 +140,7 @@ class Dashboard(App[int]):
             self.exit(0)
         now = time.monotonic()
         if not self._source.live or view.state.state not in TRAINS:
-            self._governor.excuse()  # there is nothing to slow down
+            self._governor.rest(now)  # there is nothing to slow down
         if self._governor.due(now):
             view.ui_share = self._governor.share
             self._governor.painted(now)

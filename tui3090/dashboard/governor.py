@@ -48,6 +48,11 @@ class Governor:
         # a timer that fires a little early still is this frame's
         return since >= FRAME_S * 0.9 and (self._balance >= 0 or since >= LONGEST_S)
 
+    def rest(self, now: float) -> None:
+        """Nothing trains: what was used since the last call is not charged, and nothing is saved up either."""
+        self.excuse()
+        self._time = now
+
     def painted(self, now: float) -> None:
         """A frame was painted."""
         self._painted = now
