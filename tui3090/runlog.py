@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tui3090.records import Record, StepRecord, from_object, to_object
+from tui3090.records import Record, StepRecord, from_object, to_line
 
 FORMAT = 1
 """Of run.json and records.jsonl; a reader refuses a higher one."""
@@ -28,13 +28,10 @@ EVERY_STEP = 10_000
 """Steps that have a line each; later lines stand for several."""
 THINNED_S = 0.25
 """Later a line at most this often."""
-GATHER_S = 0.5
+GATHER_S = 1.0
 """Records of so long a time are written together."""
 LONGEST_LINE = 1 << 20
 """Bytes; a longer line is not ours and is passed over."""
-
-
-_encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class RunFolderError(Exception):
@@ -196,7 +193,7 @@ class RunLog:
                 records.append(self._queue.get())
             more = None not in records
             for record in records:
-                self._unwritten += "".join(_encode(to_object(r)) + "\n" for r in self._due(record)).encode()
+                self._unwritten += "".join(map(to_line, self._due(record))).encode()
             self._write()
         os.close(self._fd)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from tests.dashboard.views import NOW, step
 from tui3090.dashboard import source
 from tui3090.dashboard.source import WITHOUT_A_WORD, FolderSource, LiveSource, writer_lives
 from tui3090.link import Commands, Outlet
-from tui3090.records import Change, Record, State, StepRecord, to_object
+from tui3090.records import Change, Record, State, StepRecord, to_line
 from tui3090.runlog import RunFolder
 
 FINISHED = State(time=NOW, state="finished")
@@ -26,7 +25,7 @@ TRAINING = State(time=NOW - 9, state="training")
 
 def write(folder: RunFolder, *records: Record) -> None:
     with folder.records.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(to_object(record)) + "\n" for record in records)
+        file.writelines(map(to_line, records))
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

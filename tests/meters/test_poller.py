@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import queue
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from tui3090.meters.allocator import Held
 from tui3090.meters.poller import Poller
-from tui3090.records import Event, Reading, from_object, to_object
+from tui3090.records import Event, Reading, from_object, to_line
 
 GIB = 1 << 30
 
@@ -69,7 +70,7 @@ def test_the_card_is_read_before_the_trainer_names_it(watching):
     reading = watching().reading()
     assert (reading.card_total, reading.card_missing, reading.allocated) == (24 * GIB, "", None)
     assert reading.rss
-    assert from_object(to_object(reading)) == reading
+    assert from_object(json.loads(to_line(reading))) == reading
 
 
 def test_the_asked_device_is_read(watching, monkeypatch):
