@@ -289,7 +289,7 @@ class Trainer:
     # commands
 
     def _boundary(self) -> None:
-        """Take what was asked for since the last window began; while paused, by a key or an alarm, wait here for more."""
+        """Take what was asked for since the last window began; while paused, by key or alarm, wait here for more."""
         alarm = self._watchdog.alarm
         paused, why = alarm is not None, alarm.paused if alarm is not None else ""
         self._say("train", why, "warning")

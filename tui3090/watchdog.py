@@ -188,6 +188,6 @@ class Gradients:
         lost, self._awaited = self._awaited, []
         names = ", ".join(lost[:3]) + (" …" if len(lost) > 3 else "")
         return (
-            f"checkpointing loses gradients: {self._had} parameters had one before it, {self._had - len(lost)} have one "
-            f"in the {GRADIENT_WINDOWS} windows since; {names} had none. Switch it off (key c)"
+            f"checkpointing loses gradients: {self._had} parameters had one before it, {self._had - len(lost)} have "
+            f"one in the {GRADIENT_WINDOWS} windows since; {names} had none. Switch it off (key c)"
         )
