@@ -29,7 +29,9 @@ def modules_after(statement: str) -> set[str]:
 
 
 def test_the_screen_and_the_command_come_without_torch() -> None:
-    assert "torch" not in modules_after("import tui3090.cli, tui3090.dashboard.app, tui3090.launch, tui3090.source")
+    assert "torch" not in modules_after(
+        "import tui3090.cli, tui3090.session, tui3090.show, tui3090.dashboard.app, tui3090.launch, tui3090.source"
+    )
 
 
 def test_the_command_comes_without_textual() -> None:

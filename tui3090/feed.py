@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import shutil
 import signal
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +30,7 @@ from torch.utils.data import (
 )
 
 from tui3090.recipe import Recipe, RecipeError, default_loss, samples_in, tokens_in, weigh
-from tui3090.sampling import DATA, ORDER, IndexPlan, SeededCollate, SeededDataset, mix
+from tui3090.sampling import DATA, ORDER, IndexPlan, OwnStream, SeededCollate, SeededDataset, mix
 
 
 @dataclass(slots=True)
@@ -104,8 +107,8 @@ class Feed:
         self.workers = workers
         self.prefetch = prefetch
         """Micro-batches copied to the device ahead of time."""
-        self.note = ""
-        """What the user should know about how data is loaded; empty: nothing."""
+        self.notes: list[str] = []
+        """What the user should know about how data is loaded; whoever tells it empties the list."""
         source = recipe.train_data
         self._loader_given = source if isinstance(source, DataLoader) else None
         self.dataset: Any = source.dataset if isinstance(source, DataLoader) else source
@@ -118,10 +121,12 @@ class Feed:
         self._iterator: Iterator[Any] = iter(())
         self._indices: Iterator[torch.Tensor] = iter(())
         self._ahead: deque[MicroBatch] = deque()
+        self._own_stream: OwnStream | None = None
         self._side: torch.cuda.Stream | None = None
         self._waited = 0.0
         self._whole_batch = self.batch_size
         self._halved = False
+        self._longer = False
         self._context: BaseContext | None = None
         self.epoch = 0
         self.taken = 0
@@ -129,9 +134,9 @@ class Feed:
 
     @property
     def rows(self) -> int | None:
-        """Training samples; None: an iterable dataset without a length."""
+        """Training samples; None: an iterable dataset without a length, or with one that was wrong."""
         try:
-            return len(self.dataset)
+            return None if self._longer else len(self.dataset)
         except TypeError:
             return None
 
@@ -196,6 +201,13 @@ class Feed:
         if not micro_batches:
             return None
         self.taken += sum(micro.samples for micro in micro_batches)
+        if self._plan is None and self.rows is not None and self.taken > self.rows:
+            self._longer = True
+            copies = f": each of {self.workers} workers goes through all of it" if self.workers > 1 else ""
+            self.notes.append(
+                f"train_data gives more samples than the {len(self.dataset)} of its length{copies}. How long the run "
+                "is can't be told. Share its samples out by torch.utils.data.get_worker_info(), or use --workers 0."
+            )
         return Window(micro_batches, waited)
 
     @property
@@ -255,7 +267,13 @@ class Feed:
 
     def _fetch(self) -> MicroBatch | None:
         began = time.perf_counter()
-        batch = next(self._iterator, None)
+        try:
+            with self._own_stream.drawn() if self._own_stream is not None else nullcontext():
+                batch = next(self._iterator, None)
+        except (RuntimeError, OSError, EOFError) as error:
+            if not self.workers or not _is_workers_death(error):
+                raise
+            raise RecipeError(_worker_died(error)) from error
         self._waited += time.perf_counter() - began
         if batch is None:
             return None
@@ -277,8 +295,10 @@ class Feed:
         common: dict[str, Any] = {
             "num_workers": self.workers,
             "pin_memory": self._device.type == "cuda",
-            "generator": torch.Generator(),  # else every new loader draws from dropout's
+            # else every new loader draws from dropout's
+            "generator": torch.Generator().manual_seed(mix(self._seed, DATA, self.epoch)),
         }
+        self._own_stream = None
         if self.workers:
             self._context = self._context or self._choose_context()
             common |= {"multiprocessing_context": self._context, "worker_init_fn": _ready_worker}
@@ -287,6 +307,8 @@ class Feed:
                 common |= {"batch_size": self.batch_size}
             else:
                 common |= {"batch_size": self._loader_given.batch_size, "drop_last": self._loader_given.drop_last}
+            if not self.workers:
+                self._own_stream = OwnStream(mix(self._seed, DATA, self.epoch))
             self._iterator = iter(DataLoader(self.dataset, collate_fn=self._collate, **common))
             return
         plan, taken = self._plan, self.taken
@@ -305,7 +327,7 @@ class Feed:
         try:
             pickle.dumps((self.dataset, self._collate))
         except Exception as error:
-            self.note = (
+            self.notes.append(
                 f"Loader workers are forked, which can hang a process with threads: the dataset or collate_fn can't be "
                 f"pickled ({type(error).__name__}: {error}). Define its classes and functions at a module's top level."
             )
@@ -313,6 +335,36 @@ class Feed:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch.utils.data"])  # else every worker imports torch again
         return context
+
+
+SHM = Path("/dev/shm")
+"""Where workers leave their batches for the main process."""
+
+
+def _is_workers_death(error: Exception) -> bool:
+    """Whether a worker is gone, rather than that it passed on an error of the dataset's.
+
+    Off the main thread torch notices by asking now and then; meanwhile a batch may break off on its way.
+    """
+    if str(error).startswith("Caught "):
+        return False
+    return isinstance(error, (OSError, EOFError)) or any(
+        w in str(error) for w in ("DataLoader worker", "shared memory")
+    )
+
+
+def _worker_died(error: Exception) -> str:
+    """Why a loader worker may have died, and what to do."""
+    first = (str(error) or type(error).__name__).splitlines()[0]
+    try:
+        room = shutil.disk_usage(SHM)
+        shm = f"{SHM} has {room.free / 2**30:.2f} of {room.total / 2**30:.2f} GiB free"
+    except OSError:
+        shm = f"{SHM} can't be looked at"
+    return (
+        f"A loader worker died ({first[:120]}): mostly memory ran out, the machine's or what batches are handed over "
+        f"in ({shm}). Start with fewer --workers, or in a container with a bigger one (docker run --shm-size=8g)."
+    )
 
 
 def _without_full_mask(batch: Any) -> Any:

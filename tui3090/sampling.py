@@ -35,17 +35,45 @@ ORDER, DATA = 1, 2
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Python's, torch's and numpy's generators seeded; afterwards as they were, so that dropout's stream goes on."""
-    numpy = sys.modules.get("numpy")
-    python_state, torch_state = random.getstate(), torch.get_rng_state()
-    numpy_state = numpy.random.get_state() if numpy else None
+    before = _states()
     _seed(seed)
     try:
         yield
     finally:
-        random.setstate(python_state)
-        torch.set_rng_state(torch_state)
-        if numpy and numpy_state is not None:
-            numpy.random.set_state(numpy_state)
+        _restore(before)
+
+
+class OwnStream:
+    """Random generators for an iterable dataset in this process, apart from dropout's: swapped in while it is asked."""
+
+    def __init__(self, seed: int) -> None:
+        with seeded(seed):
+            self._states = _states()
+
+    @contextmanager
+    def drawn(self) -> Iterator[None]:
+        """Draws inside come from this stream, and go on from where they were the last time."""
+        others = _states()
+        _restore(self._states)
+        try:
+            yield
+        finally:
+            self._states = _states()
+            _restore(others)
+
+
+def _states() -> tuple[Any, Any, Any]:
+    """Python's, torch's and numpy's generators as they are."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
+
+
+def _restore(states: tuple[Any, Any, Any]) -> None:
+    python, host, numpy_state = states
+    random.setstate(python)
+    torch.set_rng_state(host)
+    if numpy_state is not None:
+        sys.modules["numpy"].random.set_state(numpy_state)
 
 
 def _seed(seed: int) -> None:

@@ -150,6 +150,7 @@ class Trainer:
                 window = job.feed.next_window(job.settings.accumulate)
                 if window is None:
                     break
+                self._tell_of_data()
                 self._run_window(window, began)
             if not job.feed.taken:
                 raise RecipeError(f"train_data gave nothing in epoch {epoch + 1}: it must be iterable again and again.")
@@ -343,8 +344,6 @@ class Trainer:
             self.runner = self._replay if settings.graph else job.step
         elif name == "workers":
             job.feed.set_workers(settings.workers)
-            if settings.workers:
-                self._say("data", job.feed.note, "warning")
         elif name == "prefetch":
             job.feed.prefetch = settings.prefetch
         elif name == "accumulate" and origin == "key":  # else the steps hold the same samples as before
@@ -411,6 +410,16 @@ class Trainer:
     def _say(self, source: str, text: str, level: str = "info") -> None:
         if text:
             self._emit(Event(time=time.time(), level=level, source=source, text=text))
+
+    def _tell_of_data(self) -> None:
+        """What loading found out; the length of the run may be one of these things."""
+        if not self.job.feed.notes:
+            return
+        for note in self.job.feed.notes:
+            self._say("data", note, "warning")
+        self.job.feed.notes.clear()
+        if self.job.steps_left(self.step) is None:
+            self.planned = None
 
     def _tell_available(self) -> None:
         for technique in TECHNIQUES:
