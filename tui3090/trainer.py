@@ -125,11 +125,9 @@ class Trainer:
         self.runner = self._replay if job.settings.graph else job.step
         self._rewind = Rewind(job.step.model, job.machine.device)
         trained = {name: p for name, p in job.step.model.named_parameters() if p.requires_grad}
-        self._watchdog, self._gradients, self._unmoved = (
-            Watchdog(self._say),
-            Gradients(trained),
-            Unmoved(trained.values()),
-        )
+        self._watchdog = Watchdog(self._say)
+        self._gradients = Gradients(trained)
+        self._unmoved = Unmoved(trained.values())
         self.planned = job.steps_left(0)
         self.schedule = Schedule(job.step.optimizer, job.recipe.scheduler, self.planned)
         self._tell_available()

@@ -82,8 +82,6 @@ class Replay:
         """What the captures took from the allocator."""
         self.given_up = ""
         """Why no capture is tried any more, a sentence; empty: they are."""
-        self.hits = 0
-        self.misses = 0
 
     @property
     def live(self) -> bool:
@@ -131,11 +129,9 @@ class Replay:
         """As `Step.accumulate`."""
         capture = self._captures.get(self._key(micro))
         if capture is None:
-            self.misses += 1
             self.make_room()
             self.step.accumulate(micro, share, first)
             return
-        self.hits += 1
         self.step.set_share(share)
         _fill(capture.static, micro.batch if micro.ready is None else self.step.place(micro))
         (capture.first if first else capture.next).replay()
