@@ -79,7 +79,7 @@ def _next(view: View, technique: Technique, now: float, room: int) -> Row:
         micro_batches = view.value("accumulate")
         if isinstance(micro_batches, int):
             return [(f"{number(view.started.batch_size * micro_batches)} samples a step", "dim")]
-    if technique.name == "workers":
+    if technique.name == "workers" and view.live:  # a run folder may come from another machine
         return [(f"of {CORES} core{'s' if CORES > 1 else ''}", "dim")]
     if technique.name == "lr" and view.step:
         return [(f"now {view.step.lr:.2e}", "dim")]
