@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tui3090.dashboard.terminal import open_terminal
+from tui3090.guardian import fork
 from tui3090.recipe import RecipeError, harmless
 from tui3090.runlog import RunFolder, RunFolderError
 from tui3090.settings import TECHNIQUES, RunPlan, Settings, Technique, Value
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"there is nothing called {unknown[0]} here: see tui3090 --help{hint}")
         if recipe_argv and arguments.command != run:
             raise UsageError("only tui3090 run takes options of a train.py after --")
-        arguments.recipe_argv = recipe_argv
+        arguments.recipe_argv, arguments.all = recipe_argv, argv
         status: int = arguments.command(arguments)
     except (UsageError, RecipeError, RunFolderError) as error:
         print(f"tui3090: {harmless(str(error))}", file=sys.stderr)
@@ -95,7 +97,11 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands.add_parser("run", help="train, with the dashboard", allow_abbrev=False))
     show_parser = commands.add_parser("show", help="look at a run, while it goes on or afterwards", allow_abbrev=False)
-    show_parser.add_argument("run", nargs="?", type=Path, help="its folder (default: the newest under runs/)")
+    show_parser.add_argument(
+        "run", nargs="?", type=Path, help="its folder (default: your newest live run, or else the newest under runs/)"
+    )
+    # of a run that has turned into its own show: the exit status is the run's
+    show_parser.add_argument("--status", type=_at_least(0), help=argparse.SUPPRESS)
     show_parser.set_defaults(command=show)
     new_parser = commands.add_parser("new", help="write a commented train.py to start from", allow_abbrev=False)
     new_parser.add_argument("file", type=Path, help="the file to write, e.g. train.py")
@@ -179,16 +185,24 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     plan = _plan(arguments, path)
     folder = RunFolder.create(plan.name, arguments.run_dir)
+    guardian = 0
+    if not arguments.headless and (terminal := open_terminal()) is not None:
+        # before anything heavy is imported: it stays as small as the interpreter is now
+        guardian, status = fork(terminal, folder, arguments.all)
+        terminal.close()
+        if status is not None:
+            return status
     from tui3090.session import Session
 
-    return Session(plan, folder, headless=arguments.headless, leave_when_over=arguments.exit).run()
+    return Session(plan, folder, arguments.headless, arguments.exit, guardian).run()
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """`tui3090 show`: the dashboard on a run folder; its summary where there is no terminal."""
+    """`tui3090 show`: the dashboard on a run; its summary where there is no terminal."""
+    from tui3090.show import find
     from tui3090.show import show as show_folder
 
-    return show_folder(RunFolder.find(arguments.run))
+    return show_folder(find(arguments.run), arguments.status)
 
 
 def new(arguments: argparse.Namespace) -> int:

@@ -322,16 +322,16 @@ def from_object(body: object) -> Record | None:
         value = body.get(field.name)
         if value in ("nan", "inf", "-inf") and kind.startswith("float"):
             value = float(value)
-        if field.name in body and _is(value, kind):
+        if field.name in body and fits(value, kind):
             given[field.name] = value
         elif field.default is MISSING:  # left out: unknown or empty, where it can be that
             given[field.name] = "" if kind == "str" else None
-            if not _is(given[field.name], kind):
+            if not fits(given[field.name], kind):
                 return None
     return cls(**given)
 
 
-def _is(value: object, kind: str) -> bool:
+def fits(value: object, kind: str) -> bool:
     """Whether a JSON value can stand in a field of that type; a truth value is no number."""
     return isinstance(value, _ACCEPTED[kind]) and (not isinstance(value, bool) or kind in ("bool", "Value"))
 

@@ -30,6 +30,8 @@ THINNED_S = 0.25
 """Later a line at most this often."""
 GATHER_S = 1.0
 """Records of so long a time are written together."""
+WATCHED_S = 0.1
+"""Likewise while somebody looks at the run from another process."""
 LONGEST_LINE = 1 << 20
 """Bytes; a longer line is not ours and is passed over."""
 
@@ -164,6 +166,8 @@ class RunLog:
         self._fd = os.open(folder.records, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._unwritten = b""
         self._closing = threading.Event()
+        self.gather_s = GATHER_S
+        """Records of so long a time are written together."""
         self.problem = ""
         """Why the last write failed, a sentence; empty: all is written."""
         self._thread = threading.Thread(target=self._run, name="runlog", daemon=True)
@@ -188,7 +192,7 @@ class RunLog:
         more = True
         while more:
             records = [self._queue.get()]
-            self._closing.wait(GATHER_S)
+            self._closing.wait(self.gather_s)
             while not self._queue.empty():
                 records.append(self._queue.get())
             more = None not in records

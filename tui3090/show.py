@@ -1,40 +1,58 @@
-"""`tui3090 show`: the dashboard on a run folder, without torch."""
+"""`tui3090 show`: the dashboard on a run, without torch: at its end, or live and with its keys."""
 
 from __future__ import annotations
 
 import threading
+import time
+from pathlib import Path
 
 from tui3090.dashboard.terminal import open_terminal
 from tui3090.dashboard.view import View
 from tui3090.headless import PlainOutput
-from tui3090.runlog import RecordReader, RunFolder
+from tui3090.records import Event
+from tui3090.runlog import RecordReader, RunFolder, RunFolderError
 from tui3090.signals import Interrupts
-from tui3090.summary import summary
+from tui3090.summary import ending, summary
 
 HUNG_UP = 129
 """128 + SIGHUP."""
 
 
-def show(folder: RunFolder) -> int:
-    """Show the run until the user leaves; without a terminal print its summary. The exit status."""
+def find(run: Path | None) -> RunFolder:
+    """The folder `run`, or this user's newest live run, or else the newest under runs/. Raises RunFolderError."""
+    if run is None:
+        from tui3090.remote import live_runs
+
+        for live in live_runs():
+            try:
+                return RunFolder.find(live)
+            except RunFolderError:
+                continue  # another machine's, or removed
+    return RunFolder.find(run)
+
+
+def show(folder: RunFolder, status: int | None = None) -> int:
+    """Show the run until the user leaves; without a terminal print its summary. The exit status.
+
+    `status` is that of a run which has turned into its own show: it ends with it, and says how it went.
+    """
+    interrupts = Interrupts()
     name = str(folder.read_info().get("name", folder.path.name))
-    view = View(name=name, folder=str(folder.path), live=False)
+    view = View(name=name, folder=_near(folder.path), live=False)
     terminal = open_terminal()
     if terminal is None:
-        reader = RecordReader(folder.records)
-        while records := reader.read():
-            view.absorb(records)
-        out = PlainOutput(1)
-        for line in summary(view):
-            out.say(line, patience_s=1.0)
-        return 0
-
+        read_all(folder, view)
+        _say(summary(view))
+        return status or 0
     from tui3090.dashboard.app import Dashboard
     from tui3090.dashboard.driver import run_on
-    from tui3090.dashboard.source import FolderSource
+    from tui3090.dashboard.source import AttachedSource, source_of
 
-    interrupts = Interrupts()
-    app = Dashboard(FolderSource(folder), view)
+    source, problem = source_of(folder)
+    view.live = isinstance(source, AttachedSource)
+    if problem:
+        view.absorb([Event(time=time.time(), level="warning", source="key", text=problem)])
+    app = Dashboard(source, view)
     left = threading.Event()
 
     def leave_when_told() -> None:
@@ -48,7 +66,35 @@ def show(folder: RunFolder) -> int:
         run_on(terminal, app)
     finally:
         left.set()
+        source.close()
+        if status is not None:
+            terminal.title_back()
         terminal.close()
+    if status is not None or view.stop_asked:
+        if not view.over:  # left before all was read
+            view = View(name=name, folder=view.folder, live=False)
+            read_all(folder, view)
+        _say(ending(view, folder.output))
+    elif view.live and view.left and not view.over:
+        _say([f"tui3090: {name} goes on.  Come back: tui3090 show"])
     if interrupts.first is not None:
         return 128 + interrupts.first
-    return HUNG_UP if terminal.gone else app.return_code or 0
+    return HUNG_UP if terminal.gone else app.return_code or status or 0
+
+
+def read_all(folder: RunFolder, view: View) -> None:
+    """Let the view absorb all that the run has logged."""
+    reader = RecordReader(folder.records)
+    while records := reader.read():
+        view.absorb(records)
+
+
+def _near(path: Path) -> str:
+    """The path as one would type it here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _say(lines: list[str]) -> None:
+    out = PlainOutput(1)
+    for line in lines:
+        out.say(line, patience_s=1.0)

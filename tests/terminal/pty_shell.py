@@ -108,6 +108,20 @@ class Shell:
             assert time.monotonic() < end, f"it did not come to that; last seen:\n{self.screen}"
             time.sleep(0.05)
 
+    def leave(self) -> int:
+        """Press q until the program is gone: keys are lost while one screen gives way to the next. The exit status."""
+        due = 0.0
+
+        def left() -> object:
+            nonlocal due
+            if time.monotonic() > due:
+                self.type("q")
+                due = time.monotonic() + 1.0
+            return re.search(rb"status \d+\.", self.bytes[self._began :])
+
+        self.wait(left)
+        return self.status()
+
     def status(self, seconds: float = 60.0) -> int:
         """The exit status that the command line says, once it does."""
         said: list[bytes] = []

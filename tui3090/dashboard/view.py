@@ -173,6 +173,8 @@ class View:
     """Whether keys are refused."""
     stop_asked: bool = False
     """Whether the user asked for the end, which comes at the end of the step."""
+    left: bool = False
+    """Whether the user closed the screen; a run that is not over is left running."""
     answer: str = ""
     """What the last key press brought, a sentence."""
     answer_time: float = 0.0
@@ -253,6 +255,8 @@ class View:
                 case Event():
                     self.events.append(record)
                     self.warnings += record.level != "info"
+                    if record.source == "key":
+                        self.answer, self.answer_time = record.text, record.time
                 case Started():
                     self.started = record
                     self.begun = Settings.from_short(record.settings)
