@@ -34,6 +34,7 @@ class Remote:
             if not isinstance(hello.get("run"), str) or not os.path.samefile(hello["run"], run):
                 raise RemoteError("The socket is another run's: this is a look.")
             self._socket.sendall(line({"tui3090": VERSION}))
+            self._socket.setblocking(False)  # from here on nothing may hold the screen up
         except (OSError, RemoteError) as error:
             self._socket.close()
             raise RemoteError(str(error)) from None
@@ -52,7 +53,7 @@ class Remote:
         """Why commands were refused since the last call; never waits."""
         found: list[str] = []
         with contextlib.suppress(OSError, WireError):
-            while data := self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
+            while data := self._socket.recv(1 << 16):
                 found += [error for message in self._lines.feed(data) if (error := _error(message))]
         return found
 

@@ -117,8 +117,7 @@ class Session:
         if self._view.left and not terminal.gone:
             terminal.restore()
             out.say(
-                f"tui3090: {plain(self._view.name)} goes on without a screen.  Come back: tui3090 show   "
-                f"Stop it: kill {os.getpid()}",
+                f"tui3090: {plain(self._view.name)} goes on.  Come back: tui3090 show   Stop it: kill {os.getpid()}",
                 patience_s=1.0,
             )
         output.let_go()

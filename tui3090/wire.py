@@ -21,6 +21,8 @@ VERSION = 1
 """Of this protocol; both sides must have the same."""
 LONGEST = 4096
 """Bytes of a line at the most."""
+MOST = 1_000_000
+"""No technique has a greater value."""
 
 COMMANDS: dict[str, type[Command]] = {cls.__name__.lower(): cls for cls in get_args(Command)}
 
@@ -76,6 +78,8 @@ def to_command(message: dict[str, Any]) -> Command:
             raise WireError(f"{name} needs a {field.name} of another kind")
     command = cls(**given)
     if isinstance(command, Change):
+        if isinstance(command.value, (int, float)) and not abs(command.value) <= MOST:
+            raise WireError(f"{command.technique} takes no such number")
         try:
             Settings().having(command.technique, command.value)
         except (ValueError, TypeError) as error:

@@ -83,6 +83,7 @@ def test_while_nothing_trains_frames_come_and_nothing_is_saved_up() -> None:
     for _ in range(240):
         screen.now += 0.25
         screen.governor.rest(screen.now)
+        screen.cpu += 1e-5  # what it takes to come to the next line
         if screen.governor.due(screen.now):
             screen.governor.painted(screen.now)
             screen.frames.append(screen.now)

@@ -6,9 +6,12 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import sys
+import tempfile
 import termios
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,10 +57,13 @@ class Shell:
 
     def __init__(self, folder: Path, columns: int = 80, rows: int = 24) -> None:
         self.folder = folder
+        runtime = tempfile.mkdtemp()  # short: the path of a socket is at most 107 bytes
+        self._runtime = weakref.finalize(self, shutil.rmtree, runtime, ignore_errors=True)
         environment = {
             **os.environ,
             "PS1": "READY> ",
             "TERM": "xterm-256color",
+            "XDG_RUNTIME_DIR": runtime,
             "PYTHONPATH": os.pathsep.join([str(Path(tui3090.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
         }
         self.bash = pexpect.spawn(

@@ -32,6 +32,7 @@ class Governor:
         self._painted = float("-inf")
         self._past: deque[tuple[float, float]] = deque([(now, 0.0)])
         self._charged = 0.0
+        self._resting = False
 
     def due(self, now: float) -> bool:
         """Charge what was used since the last call; whether a frame is due."""
@@ -45,11 +46,16 @@ class Governor:
         while len(self._past) > 2 and self._past[1][0] <= now - AVERAGED_S:
             self._past.popleft()
         since = now - self._painted
+        resting, self._resting = self._resting, False
         # a timer that fires a little early still is this frame's
-        return since >= FRAME_S * 0.9 and (self._balance >= 0 or since >= LONGEST_S)
+        return since >= FRAME_S * 0.9 and (resting or self._balance >= 0 or since >= LONGEST_S)
 
     def rest(self, now: float) -> None:
-        """Nothing trains: what was used since the last call is not charged, and nothing is saved up either."""
+        """Nothing trains: what was used since the last call is not charged, and nothing is saved up either.
+
+        No debt, of before or of the microseconds from here to `due`, holds up the frame that is due now.
+        """
+        self._resting = True
         self.excuse()
         self._time = now
 
