@@ -18,6 +18,8 @@ from tui3090.wire import VERSION, Lines, WireError, from_command, line
 GREETED_S = 2.0
 """How long a run may take to greet: one that is stopped (SIGSTOP) does not."""
 
+SILENT = "The run does not answer on its socket: this is a look."
+
 
 class RemoteError(Exception):
     """A run can't be reached; its text is a sentence."""
@@ -29,15 +31,20 @@ class Remote:
     def __init__(self, path: Path, run: Path) -> None:
         self._socket, hello = _connect(path)
         try:
+            if error := _error(hello):
+                raise RemoteError(f"The run takes no keys from here: {error}.")
             if hello.get("tui3090") != VERSION:
-                raise RemoteError(f"The run was started by another version of tui3090: this is a look. {_error(hello)}")
+                raise RemoteError("The run was started by another version of tui3090: this is a look.")
             if not isinstance(hello.get("run"), str) or not os.path.samefile(hello["run"], run):
                 raise RemoteError("The socket is another run's: this is a look.")
             self._socket.sendall(line({"tui3090": VERSION}))
             self._socket.setblocking(False)  # from here on nothing may hold the screen up
-        except (OSError, RemoteError) as error:
+        except RemoteError:
             self._socket.close()
-            raise RemoteError(str(error)) from None
+            raise
+        except OSError:
+            self._socket.close()
+            raise RemoteError(SILENT) from None
         self._lines = Lines()
         self._sent = 0
 
@@ -97,7 +104,7 @@ def _connect(path: Path) -> tuple[socket.socket, dict[str, Any]]:
         raise RemoteError("The run's process is gone.") from None
     except (OSError, WireError, ValueError):
         connection.close()
-        raise RemoteError("The run does not answer on its socket: this is a look.") from None
+        raise RemoteError(SILENT) from None
     except RemoteError:
         connection.close()
         raise
