@@ -125,6 +125,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder (default: runs/<date>-<name>)")
     parser.add_argument("--headless", action="store_true", help="plain lines instead of the dashboard")
     parser.add_argument("--exit", action="store_true", help="leave the dashboard when the run is over")
+    parser.add_argument(
+        "--notify",
+        metavar="CMD",
+        help="a shell command for the run's end, the first nan, a pause by itself, a stall: $TUI3090_EVENT and others",
+    )
     parser.set_defaults(command=run)
 
 
@@ -188,13 +193,13 @@ def run(arguments: argparse.Namespace) -> int:
     guardian = 0
     if not arguments.headless and (terminal := open_terminal()) is not None:
         # before anything heavy is imported: it stays as small as the interpreter is now
-        guardian, status = fork(terminal, folder, arguments.all)
+        guardian, status = fork(terminal, folder, arguments.all, arguments.notify)
         terminal.close()
         if status is not None:
             return status
     from tui3090.session import Session
 
-    return Session(plan, folder, arguments.headless, arguments.exit, guardian).run()
+    return Session(plan, folder, arguments.headless, arguments.exit, guardian, arguments.notify or "").run()
 
 
 def show(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ exit status, restores the terminal when the run died by a signal, and ends early
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -29,7 +30,7 @@ BY_THE_KERNEL = 0x80
 """si_code of a signal that the terminal sent, to the whole group."""
 
 
-def fork(terminal: Terminal, folder: RunFolder, arguments: Sequence[str]) -> tuple[int, int | None]:
+def fork(terminal: Terminal, folder: RunFolder, arguments: Sequence[str], notify: str) -> tuple[int, int | None]:
     """Fork; called with nothing running yet. In the run returns the guardian's pid and None.
 
     In the guardian it returns only when there is nothing to wait for any more: 0 and the exit status. `arguments` are
@@ -46,7 +47,7 @@ def fork(terminal: Terminal, folder: RunFolder, arguments: Sequence[str]) -> tup
         return 0, None
     if run == 0:
         return guardian, None
-    return 0, _wait(run, terminal, folder, arguments)
+    return 0, _wait(run, terminal, folder, arguments, notify)
 
 
 def let_go(guardian: int) -> None:
@@ -55,7 +56,7 @@ def let_go(guardian: int) -> None:
         os.kill(guardian, LEFT)
 
 
-def _wait(run: int, terminal: Terminal, folder: RunFolder, arguments: Sequence[str]) -> int:
+def _wait(run: int, terminal: Terminal, folder: RunFolder, arguments: Sequence[str], notify: str) -> int:
     """Wait for the run's end, or its word that it is left running; the exit status."""
     numbers = {signal_: number for number, signal_ in PASSED_ON.items()}
     while True:
@@ -74,17 +75,18 @@ def _wait(run: int, terminal: Terminal, folder: RunFolder, arguments: Sequence[s
         number = os.WTERMSIG(status)
         terminal.give_up()
         terminal.restore()
-        from tui3090.headless import PlainOutput  # not at the top, where the first paint would wait for it
-
-        PlainOutput(2).say(f"tui3090: {harmless(_killed(number, folder, arguments))}", patience_s=1.0)
         # killed before its handlers stood by one that was passed on: that one counts
-        return 128 + PASSED_ON.get(number, number)
+        number = PASSED_ON.get(number, number)
+        _tell(number, folder, arguments, notify)
+        return 128 + number
 
 
-def _killed(number: int, folder: RunFolder, arguments: Sequence[str]) -> str:
-    """What happened and how to go on."""
+def _tell(number: int, folder: RunFolder, arguments: Sequence[str], notify: str) -> None:
+    """Say what happened and how to go on."""
+    from tui3090.headless import PlainOutput  # not at the top, where the first paint would wait for it
+
     try:
-        name = signal.Signals(PASSED_ON.get(number, number)).name
+        name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
     try:
@@ -92,11 +94,18 @@ def _killed(number: int, folder: RunFolder, arguments: Sequence[str]) -> str:
     except RunFolderError:
         over = False
     if over:
-        return f"{name} ended the screen of a run that was over already: see it with tui3090 show {folder.path}"
-    why = {"SIGKILL": " (from outside: by somebody, or by the system for want of memory, which dmesg then tells)"}.get(
-        name, f": its last words are in {folder.output}"
-    )
-    return f"{name} ended training{why}. {how_to_go_on(folder.path, arguments)}"
+        said = f"{name} ended the screen of a run that was over already: see it with tui3090 show {folder.path}"
+    else:
+        why = " (from outside: by somebody, or by the system for want of memory, which dmesg then tells)"
+        if number != signal.SIGKILL:
+            why = f": its last words are in {folder.output}"
+        said = f"{name} ended training{why}. {how_to_go_on(folder.path, arguments)}"
+    PlainOutput(2).say(f"tui3090: {harmless(said)}", patience_s=1.0)
+    if notify and not over:
+        from tui3090.notify import start
+
+        with contextlib.suppress(OSError):
+            start(notify, folder.path.absolute(), folder.path.name, "failed", None, None, said)
 
 
 def how_to_go_on(run: Path, arguments: Sequence[str]) -> str:

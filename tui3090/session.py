@@ -19,7 +19,7 @@ from tui3090.guardian import let_go
 from tui3090.headless import PlainOutput, Reporter
 from tui3090.link import Commands, Outlet
 from tui3090.output import OutputLog, plain
-from tui3090.records import Event, Stop
+from tui3090.records import Event, Record, Stop
 from tui3090.runlog import GATHER_S, WATCHED_S, RunFolder, RunLog
 from tui3090.settings import RunPlan
 from tui3090.signals import FORCE_AFTER_S, Interrupts
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tui3090.dashboard.app import Dashboard
     from tui3090.launch import TrainerThread
     from tui3090.listener import Listener
+    from tui3090.notify import Notifier
 
 LEFT_S = 5.0
 """How long the screen may take to close before the process ends without it."""
@@ -38,9 +39,17 @@ class Session:
     """A run in this process. `run` does all of it. `guardian` is the pid of the process that waits for it, or 0."""
 
     def __init__(
-        self, plan: RunPlan, folder: RunFolder, headless: bool, leave_when_over: bool, guardian: int = 0
+        self,
+        plan: RunPlan,
+        folder: RunFolder,
+        headless: bool,
+        leave_when_over: bool,
+        guardian: int = 0,
+        notify: str = "",
     ) -> None:
         self._guardian = guardian
+        self._notify = notify
+        self._notifier: Notifier | None = None
         self._where = Path.cwd()  # a train.py may go elsewhere
         self._plan = plan
         self._folder = folder
@@ -89,7 +98,18 @@ class Session:
         from tui3090.runinfo import run_info
 
         self._note(**run_info(self._plan), socket=self._listen())
-        self._trainer = start_trainer(self._plan, self._commands, self._outlet.emit)
+        if self._notify:
+            from tui3090.notify import Notifier
+
+            folder = (self._where / self._folder.path).absolute()
+            self._notifier = Notifier(self._notify, folder, self._plan.name, self._outlet.emit)
+        self._trainer = start_trainer(self._plan, self._commands, self._emit)
+
+    def _emit(self, record: Record) -> None:
+        """Where the trainer's and the poller's records go."""
+        self._outlet.emit(record)
+        if self._notifier is not None:
+            self._notifier.look(record)
 
     def _listen(self) -> str:
         """Let `tui3090 show` of other terminals send commands; the socket's path, empty where there can be none."""
@@ -225,6 +245,8 @@ class Session:
         step = self._view.step
         if self._listener is not None:
             self._listener.close()
+        if self._notifier is not None:
+            self._notifier.close()
         self._log.close()
         self._note(
             ended=time.time(),
