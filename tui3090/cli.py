@@ -98,7 +98,11 @@ def make_parser() -> Parser:
     _add_run(commands.add_parser("run", help="train, with the dashboard", allow_abbrev=False))
     show_parser = commands.add_parser("show", help="look at a run, while it goes on or afterwards", allow_abbrev=False)
     show_parser.add_argument(
-        "run", nargs="?", type=Path, help="its folder (default: your newest live run, or else the newest under runs/)"
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        type=Path,
+        help="its folder (default: your newest live run, else the newest under runs/); several are compared",
     )
     # of a run that has turned into its own show: the exit status is the run's
     show_parser.add_argument("--status", type=_at_least(0), help=argparse.SUPPRESS)
@@ -204,10 +208,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """`tui3090 show`: the dashboard on a run; its summary where there is no terminal."""
+    from tui3090.compare import LETTERS
     from tui3090.show import find
-    from tui3090.show import show as show_folder
+    from tui3090.show import show as show_folders
 
-    return show_folder(find(arguments.run), arguments.status)
+    if len(arguments.runs) > len(LETTERS):
+        raise UsageError(f"{len(LETTERS)} runs can be compared at the most")
+    return show_folders([find(run) for run in arguments.runs or [None]], arguments.status)
 
 
 def new(arguments: argparse.Namespace) -> int:

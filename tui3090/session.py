@@ -165,11 +165,13 @@ class Session:
         first_paint(terminal, self._view)
         from tui3090.dashboard.app import Dashboard
         from tui3090.dashboard.driver import run_on
+        from tui3090.dashboard.others import REST_S, read_last_run
         from tui3090.dashboard.source import LiveSource
 
         def start() -> None:
             output.take_streams()
             self._start_training()
+            read_last_run(self._where / self._folder.path, self._folder.read_info(), self._view.others, REST_S)
 
         app = Dashboard(LiveSource(self._outlet, self._commands, start), self._view)
         left = threading.Event()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from tui3090.compare import LETTERS, table
+from tui3090.dashboard.others import read_last_run, read_others
 from tui3090.dashboard.terminal import open_terminal
-from tui3090.dashboard.view import View
+from tui3090.dashboard.view import Other, View
 from tui3090.headless import PlainOutput
+from tui3090.output import plain
 from tui3090.records import Event
 from tui3090.runlog import RecordReader, RunFolder, RunFolderError
 from tui3090.signals import Interrupts
@@ -31,19 +35,27 @@ def find(run: Path | None) -> RunFolder:
     return RunFolder.find(run)
 
 
-def show(folder: RunFolder, status: int | None = None) -> int:
-    """Show the run until the user leaves; without a terminal print its summary. The exit status.
+def show(folders: Sequence[RunFolder], status: int | None = None) -> int:
+    """Show the first run until the user leaves, with the losses of the others; the exit status.
 
-    `status` is that of a run which has turned into its own show: it ends with it, and says how it went.
+    Without a terminal print its summary, or a table of several. `status` is that of a run which has turned
+    into its own show: it ends with it, and says how it went.
     """
     interrupts = Interrupts()
-    name = str(folder.read_info().get("name", folder.path.name))
-    view = View(name=name, folder=_near(folder.path), live=False)
+    folder, *others = folders
     terminal = open_terminal()
     if terminal is None:
-        read_all(folder, view)
-        _say(summary(view))
+        views = [view_at_end(each) for each in folders]
+        _say(table(views) if others else summary(views[0]))
         return status or 0
+    info = folder.read_info()
+    view = View(name=name_of(folder), folder=_near(folder.path), live=False)
+    if others:
+        view.name = folder.path.name
+        view.others = [Other(letter, each.path.name) for letter, each in zip(LETTERS[1:], others)]
+        read_others(list(zip(view.others, others)))
+    else:
+        read_last_run(folder.path, info, view.others, rest_s=0.0)
     from tui3090.dashboard.app import Dashboard
     from tui3090.dashboard.driver import run_on
     from tui3090.dashboard.source import AttachedSource, source_of
@@ -71,22 +83,27 @@ def show(folder: RunFolder, status: int | None = None) -> int:
             terminal.title_back()
         terminal.close()
     if status is not None or view.stop_asked:
-        if not view.over:  # left before all was read
-            view = View(name=name, folder=view.folder, live=False)
-            read_all(folder, view)
-        _say(ending(view, folder.output))
+        # it may have been left before all was read
+        _say(ending(view if view.over else view_at_end(folder), folder.output))
     elif view.live and view.left and not view.over:
-        _say([f"tui3090: {name} goes on.  Come back: tui3090 show"])
+        _say([f"tui3090: {plain(view.name)} goes on.  Come back: tui3090 show"])
     if interrupts.first is not None:
         return 128 + interrupts.first
     return HUNG_UP if terminal.gone else app.return_code or status or 0
 
 
-def read_all(folder: RunFolder, view: View) -> None:
-    """Let the view absorb all that the run has logged."""
+def name_of(folder: RunFolder) -> str:
+    """The run's name on screen."""
+    return str(folder.read_info().get("name", folder.path.name))
+
+
+def view_at_end(folder: RunFolder) -> View:
+    """A view of all that the run has logged."""
+    view = View(name=name_of(folder), folder=_near(folder.path), live=False)
     reader = RecordReader(folder.records)
     while records := reader.read():
         view.absorb(records)
+    return view
 
 
 def _near(path: Path) -> str:
