@@ -126,6 +126,7 @@ class Shell:
             return re.search(rb"status \d+\.", self.bytes[self._began :])
 
         self.wait(left)
+        self.type("\x15")  # the last q may have come to the shell
         return self.status()
 
     def status(self, seconds: float = 60.0) -> int:

@@ -135,3 +135,54 @@ def test_workers_outlive_a_closed_terminal(shell: Shell, data: str) -> None:
     assert shell.run_info()["exit_status"] == 143
     psutil.wait_procs(workers, timeout=10)
     assert [worker for worker in workers if worker.is_running()] == []
+
+
+def test_a_finished_run_is_told_and_compared(shell: Shell) -> None:
+    """The second run of a recipe sees the first; the end rings, sets the title, runs --notify, and frees the process."""
+    shell.command(f"{COMMAND} run train.py --run-dir one --steps 20 --headless >/dev/null")
+    assert shell.status() == 0
+    notify = """--notify 'echo "$TUI3090_EVENT $TUI3090_STEP $TUI3090_RUN" > told'"""
+    shell.command(f"{COMMAND} run train.py --run-dir two --steps 30 {notify}")
+    shell.wait(lambda: b"\x1b]2;tui3090: train finished\x07" in shell.bytes, 60)
+    assert b"\x07" in shell.bytes[: shell.bytes.find(b"\x1b]2;")]
+    process = shell.process("two")
+    shell.wait(lambda: "show" in process.cmdline())
+    assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
+    shell.wait(lambda: "last run ended at 20" in shell.screen)
+    assert shell.leave() == 0
+    assert shell.restored
+    assert "tui3090: train finished at step 30/30" in shell.screen
+    shell.until(lambda: (shell.folder / "told").exists())
+    assert (shell.folder / "told").read_text().split() == ["finished", "30", str(shell.folder / "two")]
+
+    shell.command(f"{COMMAND} show one two | cat")
+    assert shell.status() == 0
+    assert "20/20" in shell.screen
+    assert "30/30" in shell.screen
+    shell.command(f"{COMMAND} show one two")
+    shell.wait(lambda: "A one" in shell.screen and "B two" in shell.screen)
+    assert shell.leave() == 0
+    assert shell.restored
+
+
+def test_what_asks_the_terminal_fails_with_a_sentence(shell: Shell) -> None:
+    """`input()` and `breakpoint()` in a train.py: the keys are the dashboard's."""
+    for call, said in (("input()", "EOFError"), ("breakpoint()", "BdbQuit")):
+        (shell.folder / "train.py").write_text(TRAIN.replace("    model = nn", f"    {call}\n    model = nn"))
+        shell.command(f"{COMMAND} run train.py")
+        assert shell.status() == 2
+        assert shell.restored
+        assert f"{said}: training can't read the terminal" in " ".join(shell.screen.split())
+
+
+def test_resizes_in_a_storm(shell: Shell) -> None:
+    train(shell)
+    for number in range(60):
+        shell.bash.setwinsize(2 + number % 40, 3 + 5 * number % 170)
+        shell.look(0.01)
+    shell.bash.setwinsize(24, 80)
+    shell.type("\x0c")
+    shell.wait(lambda: "TRAINING" in shell.screen and "q leave" in shell.screen)
+    shell.process().terminate()
+    assert shell.status() == 143
+    assert shell.restored
