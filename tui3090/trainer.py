@@ -22,6 +22,7 @@ from tui3090.link import Commands
 from tui3090.meters.allocator import Allocator, held_by
 from tui3090.meters.poller import Poller
 from tui3090.meters.unmoved import Unmoved
+from tui3090.oom import explained
 from tui3090.recipe import RecipeError
 from tui3090.records import (
     Available,
@@ -75,6 +76,8 @@ class Trainer:
         self._flops = FlopTally()
         self._running: Running | None = None
         self._last_end: torch.cuda.Event | None = None
+        self._shortage = ""
+        """What torch said when memory was full the last time, explained."""
         self.step = 0
         """Optimizer steps taken."""
         self.planned: int | None = None
@@ -97,13 +100,13 @@ class Trainer:
         except SystemExit as error:
             self._state("failed", f"{self._plan.recipe.name} called sys.exit({error.code!r})")
             return error.code if isinstance(error.code, int) else int(error.code is not None)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             traceback.print_exc()
-            self._state(
-                "failed",
+            sentence = (
                 f"The card's memory was full in the optimizer's step {self.step + 1}, which may have changed weights, "
-                "so it can't be run again: start with --checkpointing all, --amp bf16 or a smaller batch size.",
+                "so it can't be run again: start with --checkpointing all, --amp bf16 or a smaller batch size."
             )
+            self._state("failed", f"{sentence} {explained(str(error))}".rstrip())
             return 1 if self.step else 2
         except BaseException as error:  # KeyboardInterrupt raised by a train.py, too, must not end the thread unseen
             if not isinstance(error, RecipeError):
@@ -190,8 +193,9 @@ class Trainer:
         self._rewind.mark()
         try:
             return self._accumulated(window)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             traceback.print_exc()
+            self._shortage = explained(str(error))
         # out of the except block: the traceback holds the failed window's tensors
         self._rewind.back()
         self._give_memory_back()
@@ -224,7 +228,8 @@ class Trainer:
         """A window for which memory was full, as it is to be run again. Raises RecipeError when no way is left."""
         job = self.job
         self._interrupt()
-        way = way_out(job, window)
+        self._say("memory", self._shortage, "warning")
+        way = way_out(job, window, self._shortage)
         self._say("memory", way.sentence, "warning")
         self._change(way.technique, way.value, origin="out of memory")
         job.started = replace(job.started, batch_size=job.feed.batch_size, settings=job.settings.short())
@@ -235,8 +240,9 @@ class Trainer:
         """Prefetch; without it where memory is too full for batches that wait."""
         try:
             return self.job.feed.look_ahead()
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             traceback.print_exc()
+            self._say("memory", explained(str(error)), "warning")
         self._say("memory", "out of memory while prefetching: prefetch is switched off", "warning")
         self._change("prefetch", 0, origin="out of memory")
         self.job.feed.set_workers(self.job.settings.workers)  # what was fetched for it is fetched again
@@ -386,7 +392,8 @@ class Trainer:
         except Exception as error:  # what training has learned is not lost to a mistake in the metrics
             traceback.print_exc()
             self._say("eval", f"evaluation failed, training goes on: {describe(error, self._plan.recipe)}", "error")
-            out_of_memory = isinstance(error, torch.OutOfMemoryError)
+            if out_of_memory := isinstance(error, torch.OutOfMemoryError):
+                self._say("memory", explained(str(error)), "warning")
         if out_of_memory:
             self._give_memory_back()
         if evaluated is not None:
