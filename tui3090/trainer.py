@@ -348,6 +348,7 @@ class Trainer:
             self.runner = self._replay if settings.graph else job.step
         elif name == "workers":
             job.feed.set_workers(settings.workers)
+            self._tell_of_data()
         elif name == "prefetch":
             job.feed.prefetch = settings.prefetch
         elif name == "accumulate" and origin == "key":  # else the steps hold the same samples as before
