@@ -78,7 +78,9 @@ def large(workers: int) -> Any:
     return feed([torch.zeros(1 << 20) for _ in range(8)], workers=workers, batch_size=2)
 
 
-@pytest.mark.parametrize(("workers", "free_mib", "warns"), [(1, 16, False), (1, 15, True), (2, 31, True), (0, 0, False)])
+@pytest.mark.parametrize(
+    ("workers", "free_mib", "warns"), [(1, 16, False), (1, 15, True), (2, 31, True), (0, 0, False)]
+)
 def test_too_little_shared_memory_is_told_at_the_start(
     monkeypatch: pytest.MonkeyPatch, workers: int, free_mib: int, warns: bool
 ) -> None:
