@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 WARM_UP = 0.03
 """Share of the planned steps."""
@@ -51,6 +51,8 @@ class Schedule:
         wanted: Callable[[Optimizer, int], Any] | str | None,
         planned_steps: int | None,
     ) -> None:
+        self.beyond = 0
+        """Optimizer steps that were taken when the schedule was over: the rate stays where it was."""
         self.plan: LinearPlan | None = None
         self.scheduler: LRScheduler | ReduceLROnPlateau | None = None
         if callable(wanted):
@@ -66,7 +68,11 @@ class Schedule:
 
     def step(self) -> None:
         """An optimizer step was taken."""
-        if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
+        if self.scheduler is None or isinstance(self.scheduler, ReduceLROnPlateau):
+            return
+        if _at_its_last(self.scheduler):
+            self.beyond += 1
+        else:
             self.scheduler.step()
 
     def evaluated(self, loss: float) -> None:
@@ -78,3 +84,12 @@ class Schedule:
         """The number of steps that are left has changed."""
         if self.plan is not None and steps_left is not None:
             self.plan.replan(step, steps_left)
+
+
+def _at_its_last(scheduler: LRScheduler) -> bool:
+    """Whether it has given the last rate that it knows.
+
+    OneCycleLR, alone or as the last of a SequentialLR, raises when asked for more, and keys can make a run longer.
+    """
+    last = getattr(scheduler, "_schedulers", [scheduler])[-1]
+    return isinstance(last, OneCycleLR) and last.last_epoch + 1 >= last.total_steps

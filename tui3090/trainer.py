@@ -255,7 +255,7 @@ class Trainer:
         outcome = running.in_flight.wait() if running.in_flight is not None else None
         if not self._ledger.why_skipped(outcome, running.settings):
             self.step += 1
-            self.schedule.step()
+            self._move_schedule()
             if (share := self._unmoved.stepped()) is not None:
                 self._watchdog.unmoved(share)
         record = self._ledger.record(running, outcome, self.step, self.planned)
@@ -267,6 +267,14 @@ class Trainer:
             self._emit(Stage(time=now, name="first step", seconds=now - self._first_began))
             self._first_began = 0.0
             self._poller.held = held_by(self.job.step.model, self.job.step.optimizer)
+
+    def _move_schedule(self) -> None:
+        """A step was taken."""
+        self.schedule.step()
+        if self.schedule.beyond == 2:  # the first time it is the run's last step, as planned
+            lr = float(self.job.step.optimizer.param_groups[0]["lr"])
+            text = f"the recipe's own learning-rate schedule is over after {self.step - 1} steps: the rate stays at"
+            self._say("train", f"{text} {lr:.3g}", "warning")
 
     def _mark(self) -> torch.cuda.Event | None:
         """An event on the device's time line; None on the CPU."""
@@ -399,7 +407,7 @@ class Trainer:
             self._give_memory_back()
         if evaluated is not None:
             self._emit(evaluated)
-            if evaluated.loss is not None:
+            if evaluated.loss is not None and not asked:  # looking at it changes nothing
                 self.schedule.evaluated(evaluated.loss)
         self._state("training")
 
