@@ -56,14 +56,19 @@ def checkpointed(model: nn.Module, blocks: Sequence[nn.Module], every: int) -> I
         yield
         return
     with ExitStack() as undo:
-        config: Any = getattr(model, "config", None)
-        if getattr(config, "use_cache", False):  # a key-value cache can't be filled twice
+        for config in _caching(model):  # a key-value cache can't be filled twice
             undo.callback(setattr, config, "use_cache", True)
             config.use_cache = False
         for block in blocks[::every]:
             block.forward = _recomputed(block)
             undo.callback(delattr, block, "forward")
         yield
+
+
+def _caching(model: nn.Module) -> list[Any]:
+    """The configs that ask for a key-value cache: of a model of transformers, and of its parts that have their own."""
+    configs = {id(config): config for module in model.modules() if (config := vars(module).get("config")) is not None}
+    return [config for config in configs.values() if getattr(config, "use_cache", False)]
 
 
 def _recomputed(block: nn.Module) -> Callable[..., Any]:
