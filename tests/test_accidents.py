@@ -68,6 +68,26 @@ def test_a_worker_that_dies_is_a_sentence_with_the_remedies(
     assert not [p for p in psutil.Process().children() if "pt_data" in p.name()]
 
 
+class Unreadable(Deadly):
+    """Sample 21 can't be read."""
+
+    def __init__(self) -> None:
+        self.rows = samples(32)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if index == 21:
+            raise OSError("shard 3 is cut off")
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_can_not_be_read_ends_the_run_with_its_number(train: Train, failure: Any, workers: int) -> None:
+    ran = train(recipe(Unreadable()), settings=Settings(workers=workers))
+    assert ran.status == 1
+    assert len(ran.losses) == 5
+    assert "sample 21: OSError: shard 3 is cut off" in failure(ran)
+
+
 def with_shm(monkeypatch: pytest.MonkeyPatch, free: int, total: int = 64 << 20) -> None:
     """A machine with so many bytes of shared memory."""
     monkeypatch.setattr(shm.shutil, "disk_usage", lambda path: SimpleNamespace(total=total, free=free))

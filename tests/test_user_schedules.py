@@ -16,14 +16,9 @@ from torch.utils.data import default_collate
 from tests.conftest import Train
 from tests.reference import Blocks, loss_of, samples
 from tests.schedules import LR, OPTIMIZERS, SCHEDULES
-from tui3090.feed import MicroBatch
-from tui3090.optimizers import make_optimizer
 from tui3090.recipe import Recipe
 from tui3090.records import Change, Evaluate, Event, StepRecord
-from tui3090.schedule import Schedule
 from tui3090.settings import Settings
-from tui3090.step import Step
-from tui3090.techniques.graph import Replay
 
 COUNT, BATCH, EPOCHS = 44, 4, 2
 POISONED = 30
@@ -204,62 +199,3 @@ class NoRate(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Nothing."""
-
-
-class Graph:
-    """Stands in for a captured update: replaying it runs the same work."""
-
-    def __init__(self, run: Any) -> None:
-        self.replay = run
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "schedule", "captures", "replays", "told"),
-    [
-        ("AdamW", "LambdaLR", 1, 9, ""),
-        ("AdamW", "CosineAnnealingLR", 1, 9, ""),
-        ("AdamW", "OneCycleLR", 0, 0, "more than its rate changes from step to step, as betas do under OneCycleLR"),
-        ("AdamW", "betas now and then", 3, 6, ""),
-        ("SGD with momentum", "LambdaLR", 0, 0, "SGD waits on the host to learn whether the gradient is finite"),
-        ("third party", "LambdaLR", 0, 0, "SignDescent waits on the host to learn whether the gradient is finite"),
-        ("hooked", "LambdaLR", 0, 0, "the recipe hooked functions of its own to it"),
-    ],
-)
-def test_what_the_update_is_captured_with_stays_as_it_is(
-    optimizer: str, schedule: str, captures: int, replays: int, told: str
-) -> None:
-    """A graph has the betas baked in, and the learning rate not: a schedule that moves betas runs outside of it."""
-    made = recipe(optimizer if optimizer in OPTIMIZERS else "AdamW", "LambdaLR")
-    cpu = torch.device("cpu")
-    driven, _ = make_optimizer(made, made.model, cpu)
-    if optimizer == "hooked":
-        driven.register_step_post_hook(lambda *given: None)
-    step = Step(made, made.model, driven, [], cpu, lambda micro: micro.batch)
-    plan = Schedule(driven, SCHEDULES.get(schedule, "constant"), 10)
-    said: list[str] = []
-    replay = Replay(step, lambda: None, said.append)  # type: ignore[arg-type, return-value]
-    replay._captures[("of another shape",)] = None  # type: ignore[assignment]
-    count = {"captured": 0, "replayed": 0}
-
-    def capture() -> Any:
-        def run() -> None:
-            count["replayed"] += 1
-            assert [group["betas"] for group in driven.param_groups] == baked, "stale betas"
-            step.apply()
-
-        count["captured"] += 1
-        baked = [group["betas"] for group in driven.param_groups]
-        return Graph(run)
-
-    replay._capture_update = capture  # type: ignore[method-assign]
-    step.keep_gradients = True
-    batch = default_collate(samples(BATCH))
-    for number in range(10):
-        step.accumulate(MicroBatch(batch, 1.0, BATCH, 0), 1.0, first=True)
-        replay.update()
-        plan.step()
-        if schedule == "betas now and then" and number in (2, 5, 8):
-            for group in driven.param_groups:
-                group["betas"] = (0.9 - number / 100, 0.999)
-    assert (count["captured"], count["replayed"]) == (captures, replays)
-    assert said == ([f"the optimizer's step runs outside the graph: {told}"] if told else [])
