@@ -199,3 +199,31 @@ class NoRate(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Nothing."""
+
+
+class Endless(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+    """A stream that does not say how long it is."""
+
+    def __iter__(self) -> Any:
+        return iter(samples(COUNT))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"scheduler": lambda o, n: None}, "scheduler returned a NoneType: it must return a scheduler"),
+        ({"train_data": Endless()}, "the length of train_data is not known. Give the run one: max_steps in the recipe"),
+    ],
+)
+def test_a_scheduler_that_can_not_be_had_is_refused_before_the_first_step(
+    train: Train, failure: Any, fields: dict[str, Any], words: str
+) -> None:
+    ran = train(recipe("AdamW", "OneCycleLR", **fields))
+    assert ran.status == 2
+    assert words in failure(ran)
+
+
+def test_a_stream_of_unknown_length_has_the_schedule_of_the_steps_asked_for(train: Train) -> None:
+    ran = train(recipe("AdamW", "OneCycleLR", train_data=Endless()), steps=7)
+    assert ran.status == 0
+    assert ran.of(StepRecord)[-1].lr == pytest.approx(ran.of(StepRecord)[0].lr / 1e4)
