@@ -72,9 +72,22 @@ def _caching(model: nn.Module) -> list[Any]:
 
 
 def _recomputed(block: nn.Module) -> Callable[..., Any]:
-    """The block's forward under torch's checkpoint."""
-    contexts = partial(_contexts, running_statistics(block))
-    return partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+    """The block's forward under torch's checkpoint.
+
+    torch looks for the card whose random state it must put back among the positional arguments alone: with a block that
+    takes its input by keyword, the recomputation would draw another dropout. So all are handed over by position.
+    """
+    forward, contexts = block.forward, partial(_contexts, running_statistics(block))
+
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        names, count = tuple(kwargs), len(args)
+
+        def by_position(*given: Any) -> Any:
+            return forward(*given[:count], **dict(zip(names, given[count:])))
+
+        return checkpoint(by_position, *args, *kwargs.values(), use_reentrant=False, context_fn=contexts)
+
+    return recomputed
 
 
 def _contexts(statistics: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
