@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,8 @@ def test_a_worker_that_dies_is_a_sentence_with_the_remedies(
     assert ran.status == (1 if ran.of(StepRecord) else 2)
     for words in ("A loader worker died", "/dev/shm has", "GiB free", "fewer --workers", "--shm-size"):
         assert words in failure(ran)
+    # the batch before may be gone with it
+    assert re.search(r"while samples (4, 5, 6|0, 1, 2) … were awaited", failure(ran))
     noticed: State = ran.of(State)[-1]
     assert noticed.time - float((tmp_path / "death").read_text()) < 10
     assert not [p for p in psutil.Process().children() if "pt_data" in p.name()]
@@ -144,7 +147,7 @@ def test_a_machine_without_that_place_is_not_warned(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(shm, "SHM", tmp_path / "nowhere")
     assert shm.free() is None
     assert shm.too_small(8, 1 << 40, shm.free()) == ""
-    assert "can't be looked at" in shm.worker_died(RuntimeError("gone"))
+    assert "can't be looked at" in shm.worker_died(RuntimeError("gone"), [])
 
 
 class Copied(IterableDataset[dict[str, torch.Tensor]]):

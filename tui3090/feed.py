@@ -278,7 +278,8 @@ class Feed:
         except (RuntimeError, OSError, EOFError) as error:
             if not self.workers or not _is_workers_death(error):
                 raise
-            raise RecipeError(shm.worker_died(error)) from error
+            awaited = next(self._indices, torch.empty(0)).tolist()
+            raise RecipeError(shm.worker_died(error, awaited)) from error
         self._waited += time.perf_counter() - began
         if batch is None:
             return None

@@ -46,10 +46,13 @@ def too_small(workers: int, batch: int, free_before: int | None) -> str:
     )
 
 
-def worker_died(error: Exception) -> str:
-    """Why a loader worker may have died, and what to do."""
+def worker_died(error: Exception, awaited: list[int]) -> str:
+    """Why a loader worker may have died, and what to do; `awaited`: the samples that were to come next, if known."""
     first = (str(error) or type(error).__name__).splitlines()[0]
+    samples = ", ".join(map(str, awaited[:3])) + (" …" if len(awaited) > 3 else "")
+    meanwhile = f" while samples {samples} were awaited" if awaited else ""
     return (
-        f"A loader worker died ({first[:120]}): mostly memory ran out, the machine's or what batches are handed over "
-        f"in ({room()}). Start with fewer --workers, or in a container with a bigger one (docker run --shm-size=8g)."
+        f"A loader worker died ({first[:80]}){meanwhile}: mostly memory ran out, the machine's or what batches are "
+        f"handed over in ({room()}). Start with fewer --workers, or in a container with a bigger one (docker run "
+        "--shm-size=8g)."
     )
