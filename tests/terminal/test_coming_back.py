@@ -138,7 +138,7 @@ def test_workers_outlive_a_closed_terminal(shell: Shell, data: str) -> None:
 
 
 def test_a_finished_run_is_told_and_compared(shell: Shell) -> None:
-    """The second run of a recipe sees the first; the end rings, sets the title, runs --notify, and frees the process."""
+    """The second run of a recipe sees the first; the end rings, sets the title, runs --notify, and drops torch."""
     shell.command(f"{COMMAND} run train.py --run-dir one --steps 20 --headless >/dev/null")
     assert shell.status() == 0
     notify = """--notify 'echo "$TUI3090_EVENT $TUI3090_STEP $TUI3090_RUN" > told'"""

@@ -15,7 +15,7 @@ from tui3090.settings import TECHNIQUES
 
 KEYS = (
     ("space", "pause at the end of the step, and go on"),
-    ("e", "evaluate at the end of the step"),
+    ("s e b", "save, evaluate, at the end of the step; while paused: back to the last good save"),
     ("esc", "cancel what is pending (▸), leave a zoomed panel"),
     ("u", "undo the last change"),
     ("n", "lock the keys, for when you type into the wrong pane; n unlocks them"),
@@ -23,7 +23,7 @@ KEYS = (
     ("x", "a picture of the screen (SVG) in the run folder; ctrl+l paints all again"),
     ("q", "leave, after a question; ctrl+c and ctrl+q too"),
     ("Q", "while stopping: stop at once, losing the step in flight"),
-    ("s r", "save, profiled Tensor Core readings: not in this version"),
+    ("r", "profiled Tensor Core readings: not in this version"),
 )
 
 
@@ -68,7 +68,7 @@ class QuitQuestion:
     def rows(self, view: View, width: int, height: int, now: float) -> list[Row]:
         """The choices."""
         return [
-            [("s", "key"), ("    stop: training ends with the step in flight", "plain")],
+            [("s", "key"), ("    save and stop: training ends with the step in flight", "plain")],
             [("d", "key"), ("    leave it running: tui3090 show comes back to it", "plain")],
             [("esc", "key"), ("  stay", "plain")],
         ]
@@ -76,7 +76,7 @@ class QuitQuestion:
     def line(self, view: View, width: int, now: float) -> Row:
         """The choices in short."""
         return [
-            *[("s", "key"), (" stop  ", "plain"), ("d", "key"), (" leave it running  ", "plain")],
+            *[("s", "key"), (" save and stop  ", "plain"), ("d", "key"), (" leave it running  ", "plain")],
             *[("esc", "key"), (" stay", "plain")],
         ]
 
