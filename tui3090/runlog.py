@@ -129,7 +129,7 @@ class _Thinner:
         if self._group and (record.skipped, record.settings) != (self._group[0].skipped, self._group[0].settings):
             due = self.rest()
         self._group.append(record)
-        if record.time - self._group[0].time >= THINNED_S:
+        if not 0 <= record.time - self._group[0].time < THINNED_S:  # below 0: the clock was set back
             due += self.rest()
         return due
 

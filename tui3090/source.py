@@ -89,6 +89,8 @@ def describe(error: BaseException, path: Path) -> str:
 
     'train.py, line 12: KeyError: 'labels''. Where no line of the user's is in its traceback, the file alone is named.
     """
+    if isinstance(error, RecipeError) and str(error).startswith(str(path)):
+        return str(error)  # its place is in it already
     frames = list(traceback.extract_tb(error.__traceback__))
     text = str(error)
     if isinstance(error, SyntaxError):
