@@ -117,7 +117,7 @@ class _Thinner:
         if self._seen <= EVERY_STEP:
             return [record]
         due: list[StepRecord] = []
-        if self._group and (record.skipped, record.settings) != (self._group[0].skipped, self._group[0].settings):
+        if self._group and _alike(record) != _alike(self._group[0]):
             due = self.rest()
         self._group.append(record)
         if record.time - self._group[0].time >= THINNED_S:
@@ -128,6 +128,11 @@ class _Thinner:
         """What is being collected, as one record of means."""
         group, self._group = self._group, []
         return [_mean(group)] if group else []
+
+
+def _alike(record: StepRecord) -> tuple[Any, ...]:
+    """What windows that one line stands for have in common."""
+    return record.skipped, record.settings, record.loader_start
 
 
 def _mean(group: list[StepRecord]) -> StepRecord:

@@ -132,9 +132,12 @@ class Replay:
             self.make_room()
             self.step.accumulate(micro, share, first)
             return
+        self.step.mark("copy")
         self.step.set_share(share)
         _fill(capture.static, micro.batch if micro.ready is None else self.step.place(micro))
+        self.step.mark("graph")
         (capture.first if first else capture.next).replay()
+        self.step.mark("other")
 
     def update(self) -> None:
         """As `Step.update`."""
@@ -159,6 +162,15 @@ class Replay:
     def replays(self, micro: MicroBatch) -> bool:
         """Whether this micro-batch would run by replay."""
         return self._key(micro) in self._captures
+
+    def captures(self, micro_batches: Sequence[MicroBatch]) -> bool:
+        """Whether running these would capture something first."""
+        keys = {self._key(micro) for micro in micro_batches}
+        new = keys - self._captures.keys() - self._refused
+        if not self.given_up and len(self._captures) < SHAPES and new & self._seen.keys():
+            return True
+        update = self._key_of_update()
+        return bool(update) and update == self._update_key and self._update is None
 
     # keys: everything that a kernel could see
 
