@@ -21,6 +21,7 @@ from tui3090.ledger import FlopTally, Ledger, Running
 from tui3090.link import Commands
 from tui3090.looks import Looks
 from tui3090.meters.allocator import Allocator, held_by
+from tui3090.meters.oom import explain
 from tui3090.meters.poller import Poller
 from tui3090.meters.unmoved import Unmoved
 from tui3090.recipe import RecipeError
@@ -100,8 +101,9 @@ class Trainer:
         except SystemExit as error:
             self._state("failed", f"{self._plan.recipe.name} called sys.exit({error.code!r})")
             return error.code if isinstance(error.code, int) else int(error.code is not None)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             traceback.print_exc()
+            self._say("memory", explain(str(error)), "warning")
             self._state(
                 "failed",
                 f"The card's memory was full in the optimizer's step {self.step + 1}, which may have changed weights, "
@@ -201,8 +203,10 @@ class Trainer:
         self._rewind.mark()
         try:
             return self._accumulated(window)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             traceback.print_exc()
+            why = explain(str(error))
+        self._say("memory", why, "warning")
         # out of the except block: the traceback holds the failed window's tensors
         self._rewind.back()
         self._give_memory_back()

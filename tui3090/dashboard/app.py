@@ -55,7 +55,8 @@ def bindings() -> list[BindingType]:
         ("space", "pause", "Pause at the end of the step, and go on"),
         ("e", "evaluate", "Evaluate at the end of the step"),
         ("s", "later('Saving')", "Save"),
-        ("r", "later('Profiled Tensor Core readings')", "Read the Tensor Cores"),
+        ("r", "profile", "Read the Tensor Cores with the next step"),
+        ("m", "measure_activations", "Measure with the next step what each layer keeps for backward"),
         ("d", "later('Leaving it running')", "Leave it running"),
         ("u", "undo", "Undo the last change"),
         ("escape", "cancel", "Cancel what is pending; leave a zoomed panel"),
@@ -218,6 +219,16 @@ class Dashboard(App[int]):
     def action_evaluate(self) -> None:
         """Evaluate at the end of the step."""
         self._keys.evaluate()
+        self._answer()
+
+    def action_profile(self) -> None:
+        """Read the Tensor Cores."""
+        self._keys.profile()
+        self._answer()
+
+    def action_measure_activations(self) -> None:
+        """Measure the activations by layer."""
+        self._keys.measure_activations()
         self._answer()
 
     def action_later(self, what: str) -> None:

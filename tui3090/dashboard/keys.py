@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tui3090.dashboard.text import clean, number
 from tui3090.dashboard.view import Pending, View
-from tui3090.records import Change, Command, Evaluate, Pause, Stop, Withdraw
+from tui3090.records import Change, Command, Evaluate, MeasureActivations, Pause, Profile, Stop, Withdraw
 from tui3090.settings import BY_NAME, Technique, Value
 
 SETTLE_S = 0.4
@@ -173,6 +173,23 @@ class Keys:
             return
         self._send(Evaluate())
         self.answer("Evaluation comes at the end of the step.")
+
+    def profile(self) -> None:
+        """Read with the next step which kernels run and whether they use the Tensor Cores."""
+        if self.refuses():
+            return
+        if self._view.started is not None and self._view.started.device == "cpu":
+            self.answer("Reading Tensor Cores needs an NVIDIA card, and training runs on the CPU.")
+            return
+        self._send(Profile())
+        self.answer("The Tensor Cores are read with the next step.")
+
+    def measure_activations(self) -> None:
+        """Measure with the next step what each layer keeps for backward."""
+        if self.refuses():
+            return
+        self._send(MeasureActivations())
+        self.answer("What layers keep for backward is measured with the next step; 3 shows it.")
 
     def later(self, what: str) -> None:
         """A key whose place is there already."""

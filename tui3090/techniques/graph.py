@@ -79,7 +79,7 @@ class Replay:
         self._update_key: Key = ()
         self._update_captures = 0
         self.pool_bytes = 0
-        """What the captures took from the allocator."""
+        """What the graphs keep for their activations and no tensor holds: reserved by the allocator, not allocated."""
         self.given_up = ""
         """Why no capture is tried any more, a sentence; empty: they are."""
 
@@ -220,7 +220,6 @@ class Replay:
     def _capture(self, micro: MicroBatch, earlier: MicroBatch) -> _Capture:
         """Both graphs of a key, checked: replay must give the loss and gradient norm that eager gave on two batches."""
         step, device = self.step, self.step.device
-        reserved = torch.cuda.memory_reserved(device)
         batches = [step.place(micro), step.place(earlier)]
         static = _copy(batches[0])
         step.set_share(1.0)
@@ -239,8 +238,16 @@ class Replay:
                 _fill(static, batch)
                 capture.first.replay()
                 self._compare(wanted)
-        self.pool_bytes += max(0, torch.cuda.memory_reserved(device) - reserved)
+        self._measure_pool()
         return capture
+
+    def _measure_pool(self) -> None:
+        """By the allocator's list of segments, which is too long to be read often."""
+        self.pool_bytes = sum(
+            segment["total_size"] - segment["allocated_size"]
+            for segment in torch.cuda.memory_snapshot()
+            if tuple(segment["segment_pool_id"]) == tuple(self._pool)
+        )
 
     def _eager(self, batch: Any, rewind: Callable[[], None]) -> Tensor:
         rewind()
@@ -275,11 +282,13 @@ class Replay:
 
     def _capture_update(self) -> torch.cuda.CUDAGraph | None:
         try:
-            return self._record(self.step.apply)
+            update = self._record(self.step.apply)
         except Exception as error:
             self._update_captures = ATTEMPTS
             self._say(f"the optimizer's step runs outside the graph: {_reason(error)}")
             return None
+        self._measure_pool()
+        return update
 
 
 @contextmanager
