@@ -63,7 +63,7 @@ _GENERIC = re.compile(r"elementwise|multi_tensor_apply|reduce_kernel|^kernel\d?$
 _TELLING = re.compile(
     r"(\w+?)(?:CUDAKernelImpl|KernelImpl|_kernel_cuda|_kernel_impl|_cuda_kernel|MathFunctor|Functor|_functor|Ops?)\b"
 )
-_WRAPPERS = {"Binary", "AUnary", "BUnary", "Unary", "Reduce"}
+_WRAPPERS = {"gpu", "Binary", "AUnary", "BUnary", "Unary", "Reduce"}
 """What takes a function as an argument: the next word says which."""
 
 

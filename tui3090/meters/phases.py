@@ -27,28 +27,31 @@ def no_mark(phase: str) -> None:
 class Sample:
     """The marks of one window."""
 
-    def __init__(self, device: torch.device, before: torch.cuda.Event | None) -> None:
+    def __init__(
+        self, device: torch.device, before: torch.cuda.Event | None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         """`before`: the end of the last work of the window before it; None on the CPU."""
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._before = before
+        self._clock = clock
         self._marks: list[tuple[str, torch.cuda.Event | float]] = []
         self.cost_s = 0.0
         """The host's time for it, so far."""
 
     def mark(self, phase: str) -> None:
         """From here on the window is in `phase`: copy, forward, backward, graph, optimizer, other; 'end': in none."""
-        began = time.perf_counter()
+        began = self._clock()
         if self._stream is None:
             self._marks.append((phase, began))
             return
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         self._marks.append((phase, event))
-        self.cost_s += time.perf_counter() - began
+        self.cost_s += self._clock() - began
 
     def phases(self, record: StepRecord) -> Phases | None:
         """Where the time went, once the window that `record` is of is over; None: it had no end."""
-        began = time.perf_counter()
+        began = self._clock()
         if not self._marks or self._marks[-1][0] != "end":
             return None
         spent: defaultdict[str, float] = defaultdict(float)
@@ -66,7 +69,7 @@ class Sample:
             graph_s=spent["graph"],
             optimizer_s=spent["optimizer"],
         )
-        self.cost_s += time.perf_counter() - began
+        self.cost_s += self._clock() - began
         return phases
 
 
@@ -90,7 +93,7 @@ class Sampler:
         """A sample for the window that begins now; None: it is not its turn, or its time can't be told."""
         if self._clock() < self._due or (self._device.type == "cuda" and before is None):
             return None
-        return Sample(self._device, before)
+        return Sample(self._device, before, self._clock)
 
     def took(self, sample: Sample) -> None:
         """The next one comes so much later that the cost stays within its share."""
