@@ -31,6 +31,7 @@ from tui3090.records import (
     Evaluate,
     Evaluated,
     Event,
+    MakeSave,
     MeasureActivations,
     Pause,
     Phases,
@@ -301,16 +302,17 @@ class TestKeys:
             await pilot.press("escape")
             await until(pilot, lambda: Withdraw("accumulate") in source.sent)
 
-    async def test_pause_evaluate_and_what_is_not_in_this_version(self) -> None:
+    async def test_pause_evaluate_save_and_what_is_not_in_this_version(self) -> None:
         source = FedSource(*trained())
         app = dashboard(source)
         async with app.run_test(size=(160, 50)) as pilot:
             await until_reads(pilot, "1 412")
-            await pilot.press("space", "e")
-            assert source.sent == [Pause(True), Evaluate()]
+            await pilot.press("space", "e", "s", "b")
+            assert source.sent == [Pause(True), Evaluate(), MakeSave()]
+            await until_reads(pilot, "space pauses first")
             await pilot.press("r", "m")
-            assert source.sent[2:] == [Profile(), MeasureActivations()]
-            for key, words in (("s", "Saving"), ("d", "Leaving it running")):
+            assert source.sent[3:] == [Profile(), MeasureActivations()]
+            for key, words in (("d", "Leaving it running"),):
                 await pilot.press(key)
                 await until_reads(pilot, f"{words}: not in this version.")
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.conftest import Ran, Train
-from tests.test_stall import Sleepy
+from tests.test_stall import Slow
 from tui3090.meters.phases import Sampler
 from tui3090.recipe import Recipe
 from tui3090.records import Evaluate, Phases, StepRecord
@@ -33,7 +33,7 @@ def recipe(data: Any, busy: Busy, step_s: float, **fields: Any) -> Recipe:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         for _ in range(10):
             busy(step_s / 10)
-        return model(batch["x"]).sum()
+        return model(batch).sum()
 
     options: dict[str, Any] = {"batch_size": 1, "epochs": 1, "shuffle": False}
     return Recipe(model=nn.Linear(2, 1), train_data=data, loss=loss, **{**options, **fields})
@@ -46,32 +46,32 @@ def shares(ran: Ran, of: str = "stall_s") -> list[float]:
 
 
 def test_queued_kernels_are_no_stall(train: Train, busy: Busy) -> None:
-    ran = train(recipe(Sleepy(12, 0.001), busy, 0.2), device="cuda:0")
+    ran = train(recipe(Slow(12, 0.001), busy, 0.2), device="cuda:0")
     assert max(shares(ran)) < 0.05
     assert median(record.seconds for record in ran.of(StepRecord)[3:-1]) == pytest.approx(0.2, rel=0.1)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_slower_than_the_step(train: Train, busy: Busy, workers: int) -> None:
-    ran = train(recipe(Sleepy(12, 0.3), busy, 0.1), settings=Settings(workers=workers), device="cuda:0")
+    ran = train(recipe(Slow(12, 0.3), busy, 0.1), settings=Settings(workers=workers), device="cuda:0")
     assert median(shares(ran)) == pytest.approx(0.67, abs=0.05)
 
 
 def test_a_slow_loader_behind_prefetch(train: Train, busy: Busy) -> None:
-    ran = train(recipe(Sleepy(14, 0.1), busy, 0.2), settings=Settings(prefetch=2), device="cuda:0")
+    ran = train(recipe(Slow(14, 0.1), busy, 0.2), settings=Settings(prefetch=2), device="cuda:0")
     assert median(shares(ran)) < 0.02
     assert median(shares(ran, "wait_s")) == pytest.approx(0.5, abs=0.1)
 
 
 def test_every_eighth_batch_slow_shows_in_the_worst(train: Train, busy: Busy) -> None:
-    ran = train(recipe(Sleepy(26, 0.001, slow_s=0.4), busy, 0.1), device="cuda:0")
+    ran = train(recipe(Slow(26, 0.4, every=8), busy, 0.1), device="cuda:0")
     found = shares(ran)
     assert median(found) < 0.05
     assert max(found) == pytest.approx(0.75, abs=0.08)  # 0.3 of 0.4 s
 
 
 def test_an_epoch_s_start_is_apart(train: Train, busy: Busy) -> None:
-    ran = train(recipe(Sleepy(4, 0.001), busy, 0.02, epochs=2), settings=Settings(workers=1), device="cuda:0")
+    ran = train(recipe(Slow(4, 0.001), busy, 0.02, epochs=2), settings=Settings(workers=1), device="cuda:0")
     assert [record.loader_start for record in ran.of(StepRecord)] == [True, False, False, False] * 2
     starts = [record for record in ran.of(StepRecord) if record.loader_start]
     assert all(record.stall_s == record.wait_s > 0 for record in starts)
@@ -79,7 +79,7 @@ def test_an_epoch_s_start_is_apart(train: Train, busy: Busy) -> None:
 
 def test_the_seconds_of_all_steps_are_the_time_that_passed(train: Train, busy: Busy) -> None:
     script = {number: [Evaluate()] for number in range(5, 30, 5)}  # without eval_data: the window in flight ends
-    ran = train(recipe(Sleepy(30, 0.0), busy, 0.05), script, device="cuda:0")
+    ran = train(recipe(Slow(30, 0.0), busy, 0.05), script, device="cuda:0")
     records = ran.of(StepRecord)
     passed = records[-1].time - records[0].time
     assert sum(record.seconds for record in records[1:]) == pytest.approx(passed, rel=0.03, abs=0.06)
@@ -108,8 +108,8 @@ def test_the_phases_are_the_device_s(train: Train, busy: Busy, monkeypatch: pyte
     monkeypatch.setattr(Both, "busy", staticmethod(busy), raising=False)
     given = Recipe(
         model=nn.Linear(2, 1),
-        train_data=Sleepy(16, 0.0),
-        loss=lambda model, batch: Both.apply(model(batch["x"])).sum(),
+        train_data=Slow(16, 0.0),
+        loss=lambda model, batch: Both.apply(model(batch)).sum(),
         batch_size=1,
         epochs=1,
     )
@@ -142,7 +142,7 @@ def test_marks_cost_less_than_half_a_percent(train: Train, busy: Busy, monkeypat
     monkeypatch.setattr("tui3090.meters.phases.EVERY_S", 0.05)
     monkeypatch.setattr("tui3090.meters.phases.Sampler.took", noted)
     began = time.perf_counter()
-    ran = train(recipe(Sleepy(400, 0.0), busy, 0.005), device="cuda:0")
+    ran = train(recipe(Slow(400, 0.0), busy, 0.005), device="cuda:0")
     passed = time.perf_counter() - began
     assert ran.status == 0
     assert len(costs) >= 5

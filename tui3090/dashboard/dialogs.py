@@ -15,15 +15,16 @@ from tui3090.settings import TECHNIQUES
 
 KEYS = (
     ("space", "pause at the end of the step, and go on"),
-    ("e", "evaluate at the end of the step"),
-    ("esc u", "cancel what is pending (▸), or leave a zoomed panel; undo the last change"),
+    ("s e b", "save, evaluate, at the end of the step; while paused: back to the last good save"),
+    ("esc", "cancel what is pending (▸), leave a zoomed panel"),
+    ("u", "undo the last change"),
     ("n", "lock the keys, for when you type into the wrong pane; n unlocks them"),
     ("1-7 l", "a panel (l: the log) on the whole screen, and back"),
     ("x", "a picture of the screen (SVG) in the run folder; ctrl+l paints all again"),
     ("q", "leave, after a question; ctrl+c and ctrl+q too"),
     ("Q", "while stopping: stop at once, losing the step in flight"),
     ("r m", "read with the next step: kernels on the Tensor Cores (5), what layers keep for backward (3)"),
-    ("s d", "save, leave it running: not in this version"),
+    ("d", "leave it running: not in this version"),
 )
 
 
