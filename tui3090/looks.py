@@ -107,7 +107,7 @@ class Looks:
         elif self._asked_activations:
             with self._activations():
                 yield True
-        elif self._replay.live and self._replay.captures(window.weighed):
+        elif self._replay.captures(window.weighed):
             yield False  # a capture must not be profiled: the next window is
         else:
             with self._profiled():

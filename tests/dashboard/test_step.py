@@ -11,7 +11,7 @@ from hypothesis import given
 from tests.dashboard.views import GIB, NOW, SIZES, any_view, assert_fits, role_of, started, step, texts, view
 from tui3090.dashboard.panels import step as panel
 from tui3090.dashboard.view import View
-from tui3090.records import Changed, Phases, Reading
+from tui3090.records import Changed, Phases, Profiled, Reading
 
 
 def host(**changes: Any) -> Reading:
@@ -116,6 +116,17 @@ def test_workers_that_start_are_told_apart_from_the_stall() -> None:
     assert texts(panel.rows(only, 96, 4, NOW))[2] == (
         "data stall n/a, worst n/a   loader's wait n/a   epoch start 3.2 s"
     )
+
+
+def test_gaps_between_kernels_are_told_by_a_profiled_step() -> None:
+    profiled = Profiled(
+        time=NOW, step=1, tensor_core_share=0.5, unknown_share=0, fp32_share=0, busy_share=0.6, kernels=9, kernel_s=0.1
+    )
+    rows = panel.rows(view(started(), step(1), profiled), 110, 4, NOW)
+    assert texts(rows)[2].endswith("20 % hidden   launch gaps 40 % (profile)")
+    assert role_of(rows, "launch gaps") == "warn"
+    none = panel.rows(view(started(), step(1), replace(profiled, busy_share=0.99)), 110, 4, NOW)
+    assert "gaps" not in texts(none)[2]
 
 
 def test_a_slow_batch_now_and_then_shows_in_the_worst() -> None:

@@ -82,7 +82,7 @@ def test_the_seconds_of_all_steps_are_the_time_that_passed(train: Train, busy: B
     ran = train(recipe(Slow(30, 0.0), busy, 0.05), script, device="cuda:0")
     records = ran.of(StepRecord)
     passed = records[-1].time - records[0].time
-    assert sum(record.seconds for record in records[1:]) == pytest.approx(passed, rel=0.03, abs=0.06)
+    assert sum(record.seconds for record in records[1:]) == pytest.approx(passed, abs=0.12)
 
 
 class Both(torch.autograd.Function):

@@ -26,7 +26,7 @@ def rows(view: View, width: int, height: int, now: float) -> list[Row]:
     parts = breakdown.parts(view)
     rates = _rates(view, pace, width)
     first = breakdown.figures(parts, width) if parts else spread(rates, _no_phases(view), width)
-    of_steps = [first, breakdown.bar(parts, width), _data(pace, width)]
+    of_steps = [first, breakdown.bar(parts, width), _data(pace, _gaps(view), width)]
     if parts and height > len(of_steps) + 1:
         of_steps.append(rates)
     host = shown([_host(view, width)], width, height - len(of_steps), is_stale(view, now))
@@ -132,7 +132,15 @@ def _rates(view: View, pace: _Pace | None, width: int) -> Row:
     )
 
 
-def _data(pace: _Pace | None, width: int) -> Row:
+def _gaps(view: View) -> Row:
+    """Gaps between kernels, which are inside the phases: only a profiled step tells them."""
+    found = view.profiled
+    if found is None or found.busy_share is None or not 0 <= found.busy_share <= 0.98:
+        return []
+    return [(f"launch gaps {percent(1 - found.busy_share)} (profile)", "warn" if found.busy_share < 0.8 else "plain")]
+
+
+def _data(pace: _Pace | None, gaps: Row, width: int) -> Row:
     """How much the device waited for data: the mean, the worst, epoch starts apart; the host's wait beside it."""
     if pace is None:
         return []
@@ -147,6 +155,7 @@ def _data(pace: _Pace | None, width: int) -> Row:
             ],
             [("loader's wait ", "plain"), (_percent(pace.wait), "plain"), (hiding, "plain")],
             [(f"epoch start {duration(pace.start_s)}", "plain")] if pace.start_s is not None else [],
+            gaps,
         ],
         width,
     )
