@@ -126,6 +126,10 @@ class TestNames:
         assert found["kernels"] >= 50
         assert found["tensor_core_share"] > 0.9, found
 
+    def test_a_look_prints_nothing(self, capfd: pytest.CaptureFixture[str]) -> None:
+        by_names(elementwise())
+        assert capfd.readouterr() == ("", "")
+
     def test_one_look_after_the_other_at_the_same_graph(self) -> None:
         work = replayed(matmuls(torch.bfloat16))
         for _ in range(3):

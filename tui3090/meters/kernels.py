@@ -146,6 +146,7 @@ class Profiler:
     def __init__(self) -> None:
         # Without this CUPTI may be taken down between two looks, and replayed graphs do not survive its return.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else each look leaves lines of its own in the output
         self._profile = profile(activities=[ProfilerActivity.CUDA])
 
     def __enter__(self) -> Profiler:
