@@ -64,12 +64,7 @@ class Looks:
 
     def ask_activations(self) -> None:
         """Measure the activations of the next window."""
-        settings = self._job.settings
-        on = [name for name in ("graph", "compile", "offload") if getattr(settings, name)]
-        if on:
-            self._say(f"Activations are measured layer by layer in an eager step: switch {' and '.join(on)} off first.")
-        else:
-            self._asked_activations = True
+        self._asked_activations = True
 
     def changed(self) -> None:
         """A technique was switched: the last profile is no longer true, the next comes when things have settled."""
@@ -101,6 +96,9 @@ class Looks:
     @contextmanager
     def at(self, window: Window) -> Iterator[bool]:
         """Around a window: looks at it if it is its turn, and says whether it does."""
+        if self._asked_activations and (on := self._not_eager()):
+            self._asked_activations = False
+            self._say(f"Activations are measured layer by layer in an eager step: switch {on} off first.")
         due = self._asked_kernels or self._asked_activations or (not self._broken and self._clock() >= self._due)
         if not due or not window.weighed:
             yield False
@@ -112,6 +110,11 @@ class Looks:
         else:
             with self._profiled():
                 yield True
+
+    def _not_eager(self) -> str:
+        """The techniques in force under which a forward does not go layer by layer, or keeps nothing on the card."""
+        settings = self._job.settings
+        return " and ".join(name for name in ("graph", "compile", "offload") if getattr(settings, name))
 
     @contextmanager
     def _profiled(self) -> Iterator[None]:

@@ -48,6 +48,41 @@ def test_the_phases_add_up_to_the_step() -> None:
     assert found.other_s == pytest.approx(2.0 - 0.1 - 0.02 - 0.5 - 0.9 - 0.25)
 
 
+def test_on_a_card_the_marks_are_events_from_the_end_of_the_window_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FakeEvent:
+        """Comes at the moment that it is recorded."""
+
+        now = 10.0
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            assert stream == "the trainer's"
+            self.came = FakeEvent.now
+
+        def elapsed_time(self, later: FakeEvent) -> float:
+            return (later.came - self.came) * 1000
+
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the trainer's")
+    before = torch.cuda.Event(enable_timing=True)
+    before.record("the trainer's")  # type: ignore[arg-type]
+    FakeEvent.now += 0.3  # idle: 0.2 s of it for want of data
+    sample = Sample(torch.device("cuda", 0), before)
+    for phase, seconds in (("copy", 0.1), ("graph", 0.5), ("other", 0.02), ("optimizer", 0.08), ("end", 0.0)):
+        sample.mark(phase)
+        FakeEvent.now += seconds
+    found = sample.phases(step(3, seconds=9.0, stall_s=0.2, wait_s=0.4))
+    assert found is not None
+    assert found.seconds == pytest.approx(1.0)
+    assert (found.data_s, found.copy_s) == (0.2, pytest.approx(0.1))
+    assert (found.graph_s, found.optimizer_s) == (pytest.approx(0.5), pytest.approx(0.08))
+    assert (found.forward_s, found.backward_s) == (0.0, 0.0)
+    assert found.other_s == pytest.approx(0.12)
+    assert sample.cost_s > 0
+
+
 def test_a_window_without_an_end_tells_nothing() -> None:
     sample = Sample(CPU, None)
     assert sample.phases(step()) is None
