@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from tui3090.settings import Settings
+from tui3090.techniques.masks import MaskAnswers
 
 if TYPE_CHECKING:
     from tui3090.feed import MicroBatch
@@ -234,16 +235,17 @@ class Replay:
         batches = [step.place(micro), step.place(earlier)]
         static = _copy(batches[0])
         step.set_share(1.0)
+        masks = MaskAnswers(batches[0])
         with _restored(step.model, device) as rewind:
-            expected = [self._eager(batch, rewind) for batch in batches]
+            expected = [self._eager(batch, rewind, masks) for batch in batches]
             if not torch.stack(expected).isfinite().all():
                 raise NotFinite
             step.keep_gradients = True
-            capture = _Capture(
-                static,
-                self._record(lambda: step.forward_backward(static, first=True)),
-                self._record(lambda: step.forward_backward(static, first=False)),
-            )
+            with masks.given():
+                first = self._record(lambda: step.forward_backward(static, first=True))
+            with masks.given():
+                following = self._record(lambda: step.forward_backward(static, first=False))
+            capture = _Capture(static, first, following)
             for batch, wanted in zip(batches, expected):
                 rewind()
                 _fill(static, batch)
@@ -252,9 +254,10 @@ class Replay:
         self.pool_bytes += max(0, torch.cuda.memory_reserved(device) - reserved)
         return capture
 
-    def _eager(self, batch: Any, rewind: Callable[[], None]) -> Tensor:
+    def _eager(self, batch: Any, rewind: Callable[[], None], masks: MaskAnswers) -> Tensor:
         rewind()
-        self.step.forward_backward(batch, first=True)
+        with masks.noted():
+            self.step.forward_backward(batch, first=True)
         return self._figures()
 
     def _figures(self) -> Tensor:
