@@ -2,8 +2,9 @@
 
 transformers looks on the host whether a mask hides anything, and where it does not takes a faster attention kernel,
 with another draw of dropout. While a graph is captured it can't look, and some versions then take the general kernel
-(5.17, say), so that replay would not compute what eager does. Here a capture is given the answers that the eager run got, for batches that bring no mask
-and no positions of their own: then the masks are the model's own, and the same for every batch of that shape.
+(5.17, say), so that replay would not compute what eager does. Here a capture is given the answers that the eager run
+got, for batches that bring no mask and no positions of their own: then the masks are the model's own, and the same for
+every batch of that shape.
 """
 
 from __future__ import annotations
