@@ -25,6 +25,8 @@ POISONED = 30
 """A sample of the seventh batch is infinite in both epochs."""
 TWO_FROM, ONE_FROM = 3, 13
 """Windows before which accumulation becomes 2, and 1 again."""
+HALF_FROM, WHOLE_FROM = 5, 9
+"""Windows before which the rate of all groups is halved, and whole again."""
 
 
 def rows() -> list[dict[str, torch.Tensor]]:
@@ -81,9 +83,14 @@ def plain_loop(optimizer_name: str, schedule_name: str) -> tuple[list[float], li
                 total += loss.item()
             norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             losses.append(total)
-            rates.append([g["lr"] for g in optimizer.param_groups])
+            scheduled = [g["lr"] for g in optimizer.param_groups]
+            rates.append([lr * (0.5 if HALF_FROM <= window < WHOLE_FROM else 1.0) for lr in scheduled])
             if norm.isfinite():
+                for g, lr in zip(optimizer.param_groups, rates[-1]):
+                    g["lr"] = lr
                 optimizer.step()
+                for g, lr in zip(optimizer.param_groups, scheduled):
+                    g["lr"] = lr
                 if not isinstance(schedule, ReduceLROnPlateau):
                     schedule.step()
             window += 1
@@ -95,7 +102,12 @@ def plain_loop(optimizer_name: str, schedule_name: str) -> tuple[list[float], li
     return losses, rates, model, optimizer
 
 
-SCRIPT = {TWO_FROM: [Change("accumulate", 2)], ONE_FROM: [Change("accumulate", 1)]}
+SCRIPT = {
+    TWO_FROM: [Change("accumulate", 2)],
+    HALF_FROM: [Change("lr", 0.5)],
+    WHOLE_FROM: [Change("lr", 1.0)],
+    ONE_FROM: [Change("accumulate", 1)],
+}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
