@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from tui3090.files import open_regular
+
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x1b[ -/]*.?", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -96,7 +98,7 @@ class Tail:
         When more than `most` bytes came, the oldest of them are left out, and the first line says so.
         """
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 size = file.seek(0, os.SEEK_END)
                 left_out = max(0, size - self._offset - most)
                 file.seek(self._offset + left_out)

@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 Value = str | int | float | bool
 Effect = Literal["numbers", "cost"]
+MOST = 1_000_000
+"""The greatest value of a technique that counts something."""
 
 try:
     CORES = len(os.sched_getaffinity(0))
@@ -240,8 +242,8 @@ class Settings:
             raise ValueError(f"amp is off, bf16 or fp16, not {self.amp!r}")
         for name, least in (("checkpointing", 0), ("accumulate", 1), ("workers", 0), ("prefetch", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} is a whole number of at least {least}, not {value!r}")
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
+                raise ValueError(f"{name} is a whole number from {least} to {MOST}, not {value!r}")
         if not 0 < self.lr <= 100:
             raise ValueError(f"lr scales the learning rate by a factor above 0, at most 100, not {self.lr!r}")
 

@@ -22,8 +22,8 @@ def show(folder: RunFolder) -> int:
     terminal = open_terminal()
     if terminal is None:
         reader = RecordReader(folder.records)
-        while records := reader.read():
-            view.absorb(records)
+        while not reader.at_end:
+            view.absorb(reader.read())
         out = PlainOutput(1)
         for line in summary(view):
             out.say(line, patience_s=1.0)
