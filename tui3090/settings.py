@@ -212,6 +212,14 @@ TECHNIQUES: tuple[Technique, ...] = (
 BY_NAME = {technique.name: technique for technique in TECHNIQUES}
 
 
+def named(name: str, *values: Value) -> list[str]:
+    """A technique's title and the labels of `values`; of one that this version does not know as they stand."""
+    technique = BY_NAME.get(name)
+    if technique is None:
+        return [name, *map(str, values)]
+    return [technique.title, *map(technique.label, values)]
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The techniques in force for one window; the field names are those of `TECHNIQUES`."""
