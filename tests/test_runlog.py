@@ -67,36 +67,6 @@ def test_what_is_no_record_is_passed_over_and_counted(tmp_path: Path) -> None:
     assert reader.passed_over == len(bad)
 
 
-def test_a_disk_that_is_full_loses_nothing_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = folder(tmp_path)
-    log = RunLog(run)
-    write, full = os.write, [True]
-
-    def fails(fd: int, data: bytes) -> int:
-        if full[0] and fd == log._fd:
-            raise OSError(28, "No space left on device")
-        return write(fd, data)
-
-    monkeypatch.setattr(os, "write", fails)
-    log.put(step())
-    _until(lambda: log.problem != "")
-    assert "No space left" in log.problem
-    full[0] = False
-    log.put(replace(step(), step=2))
-    log.close()
-    assert [r.step for r in RecordReader(run.records).read() if isinstance(r, StepRecord)] == [1, 2]
-    assert log.problem == ""
-
-
-def _until(condition: object, seconds: float = 10.0) -> None:
-    import time
-
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = RunFolder.create("my train [/b]")

@@ -183,6 +183,7 @@ class RunLog:
             for record in records:
                 self._take(*(self._thinner.rest() if record is None else self._thinner.add(record)))
             self._write()
+        self._lose(self._unwritten.count(b"\n"))
         os.close(self._fd)
 
     def _take(self, *records: Record) -> None:
@@ -200,16 +201,16 @@ class RunLog:
             self._bound()
             self._why = f"records.jsonl can't be written: {error.strerror}."
         if self._why and not before:
-            self._say("warning", f"{self._why} Training goes on.")
+            self._say(f"{self._why} Training goes on.")
         elif before and not self._why:
-            self._say("info", f"records.jsonl is written again. {self._losses}".rstrip())
+            self._say(f"records.jsonl is written again. {self._losses}".rstrip())
 
     @property
     def _losses(self) -> str:
-        return f"{self._lost} step records and readings are lost." if self._lost else ""
+        return f"{self._lost:,} of its lines are lost." if self._lost else ""
 
-    def _say(self, level: str, text: str) -> None:
-        event = Event(time=time.time(), level=level, source="log", text=text)
+    def _say(self, text: str) -> None:
+        event = Event(time=time.time(), level="warning", source="log", text=text)
         self._take(event)
         self.tell(event)
 
