@@ -91,6 +91,12 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         RunFolder.create("x", blocked / "below")
 
 
+def test_a_name_that_is_no_utf_8_is_written_and_read(tmp_path: Path) -> None:
+    run = folder(tmp_path)
+    run.write_info(name="tr\udcffain ünïcode")
+    assert run.read_info()["name"] == "tr\udcffain ünïcode"
+
+
 def test_run_json_is_whole_or_not_there_and_a_newer_format_is_refused(tmp_path: Path) -> None:
     run = folder(tmp_path)
     assert run.read_info() == {}

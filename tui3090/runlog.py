@@ -18,7 +18,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ class RunFolder:
         """Set keys of run.json, whole or not at all."""
         info = {"format": FORMAT, **self.read_info(), **changes}
         aside = self.info_file.with_suffix(".json.tmp")
-        aside.write_text(json.dumps(info, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        aside.write_text(json.dumps(info, indent=2, ensure_ascii=False) + "\n", "utf-8", "backslashreplace")
         os.replace(aside, self.info_file)
 
 
@@ -180,13 +180,16 @@ class RunLog:
             while not self._queue.empty():
                 records.append(self._queue.get())
             more = None not in records
-            for record in records:
-                self._take(*(self._thinner.rest() if record is None else self._thinner.add(record)))
+            # all in one piece: what a full disk left unwritten is long, and copied each time
+            self._take([due for record in records for due in self._due(record)])
             self._write()
         self._lose(self._unwritten.count(b"\n"))
         os.close(self._fd)
 
-    def _take(self, *records: Record) -> None:
+    def _due(self, record: Record | None) -> Sequence[Record]:
+        return self._thinner.rest() if record is None else self._thinner.add(record)
+
+    def _take(self, records: Iterable[Record]) -> None:
         """Make lines of records. A lone surrogate, as in a file's name, has no UTF-8; escaped it is still JSON."""
         self._unwritten += "".join(map(to_line, records)).encode("utf-8", "backslashreplace")
 
@@ -211,7 +214,7 @@ class RunLog:
 
     def _say(self, text: str) -> None:
         event = Event(time=time.time(), level="warning", source="log", text=text)
-        self._take(event)
+        self._take([event])
         self.tell(event)
 
     def _bound(self) -> None:

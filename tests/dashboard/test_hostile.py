@@ -265,7 +265,7 @@ async def test_show_on_a_terminal_paints_it(tmp_path: Path) -> None:
     folder.records.write_text(
         "".join(map(to_line, [marked, step(3), State(time=NOW, state="finished", detail=HOSTILE)]))
     )
-    app = Dashboard(FolderSource(folder), View(name=HOSTILE[:200], folder=str(tmp_path), live=False))
+    app = Dashboard(FolderSource(folder), View(name="\ud800" + HOSTILE[:200], folder=str(tmp_path), live=False))
     async with app.run_test(size=(120, 40)) as pilot:
         while not app._view.over:
             await pilot.pause(0.05)
@@ -273,7 +273,9 @@ async def test_show_on_a_terminal_paints_it(tmp_path: Path) -> None:
         shown = app.export_screenshot()
         assert "owned" in shown
         assert not [c for c in shown if is_control(c) and c != "\n"]
-        await pilot.press("q")
+        await pilot.press("x", "q")
+    (picture,) = tmp_path.glob("*.svg")
+    assert "owned" in picture.read_text("utf-8")
 
 
 def test_only_the_names_of_folders_that_can_be_looked_at_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

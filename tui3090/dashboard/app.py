@@ -21,6 +21,7 @@ from tui3090.dashboard.keys import SETTLE_S, Keys
 from tui3090.dashboard.layout import places
 from tui3090.dashboard.panel import Panel
 from tui3090.dashboard.source import Source
+from tui3090.dashboard.text import clean
 from tui3090.dashboard.view import View
 from tui3090.output import Tail
 from tui3090.records import Event
@@ -262,7 +263,7 @@ class Dashboard(App[int]):
         path = folder / f"screen-{time.strftime('%Y%m%d-%H%M%S')}.svg"
         level, sentence = "info", f"picture written to {path}"
         try:
-            path.write_text(self.export_screenshot(title=f"tui3090 {self._view.name}"), "utf-8")
+            path.write_text(self.export_screenshot(title=f"tui3090 {clean(self._view.name)}"), "utf-8")
         except OSError as error:
             level, sentence = "warning", f"The picture can't be written to {path}: {error.strerror}."
         self._view.absorb([Event(time=self._now(), level=level, source="screen", text=sentence)])
