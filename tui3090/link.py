@@ -74,11 +74,16 @@ class Outlet:
         self._kept: deque[tuple[int, Record]] = deque()
         self._repeating: deque[tuple[int, Record]] = deque(maxlen=QUEUED)
         self._count = 0
+        if log is not None:
+            log.tell = self._pass_on
 
     def emit(self, record: Record) -> None:
         """Pass a record on; never waits."""
         if self._log is not None:
             self._log.put(record)
+        self._pass_on(record)
+
+    def _pass_on(self, record: Record) -> None:
         with self._lock:
             self._count += 1
             queue = self._repeating if isinstance(record, (StepRecord, Reading)) else self._kept

@@ -45,12 +45,14 @@ class Session:
         self._interrupts = Interrupts()
         self._force_at: float | None = None
         self._problem = ""
+        self._output = OutputLog(folder.output)
+        self._output_problem = ""
 
     def run(self) -> int:
         """Train until the run is over or left; the exit status. Where training can't be stopped, ends the process."""
         terminal = None if self._headless else open_terminal()
         try:
-            with OutputLog(self._folder.output) as output:
+            with self._output as output:
                 if terminal is None or not self._on_screen(terminal, output):
                     out = PlainOutput(output.stdout)
                     if terminal is not None:
@@ -109,6 +111,7 @@ class Session:
         while not self._nothing_more_to_see():
             if left.wait(0.1):
                 return
+            self._look_at_output()
         app.exit()
         if self._interrupts.first is not None and not left.wait(LEFT_S):
             terminal.give_up()
@@ -132,6 +135,7 @@ class Session:
         reporter = Reporter(self._view)
         while True:
             over = not self._trainer.is_alive()
+            self._look_at_output()
             for line in reporter.lines(self._outlet.drain()):
                 out.say(line)
             if over or (self._interrupted() and self._forced()):
@@ -183,8 +187,20 @@ class Session:
         """Set keys of run.json; on a full disk the run goes on without."""
         try:
             self._folder.write_info(**changes)
+            self._problem = ""
         except OSError as error:
             self._problem = f"run.json can't be written: {error.strerror}."
+            self._tell(self._problem)
+
+    def _look_at_output(self) -> None:
+        """Tell of an output.log that the disk does not take, and when it does again."""
+        problem = self._output.problem
+        if problem != self._output_problem:
+            self._output_problem = problem
+            self._tell(problem or f"output.log is written again: {self._output.lost:,} bytes are lost.")
+
+    def _tell(self, sentence: str) -> None:
+        self._outlet.emit(Event(time=time.time(), level="warning", source="run", text=sentence))
 
     def _say_how_it_ended(self, status: int) -> None:
         failed = self._view.state.state == "failed"
@@ -194,7 +210,7 @@ class Session:
             lines = summary(self._view)
         if failed:
             lines.append(f"What training printed, tracebacks included, is in {plain(str(self._folder.output))}")
-        lines += [plain(problem) for problem in (self._problem, self._log.problem) if problem]
+        lines += [plain(problem) for problem in (self._problem, self._log.problem, self._output.problem) if problem]
         out = PlainOutput(2 if status == 2 else 1)
         for line in lines:
             out.say(line, patience_s=1.0)

@@ -13,17 +13,24 @@ from tui3090.summary import summary
 
 HUNG_UP = 129
 """128 + SIGHUP."""
+LONGEST_NAME = 200
+"""Characters of a run's name that are shown."""
+
+
+def name_of(folder: RunFolder) -> str:
+    """The run's name by its run.json, else the folder's."""
+    name = folder.read_info().get("name")
+    return name[:LONGEST_NAME] if isinstance(name, str) else folder.path.name
 
 
 def show(folder: RunFolder) -> int:
     """Show the run until the user leaves; without a terminal print its summary. The exit status."""
-    name = str(folder.read_info().get("name", folder.path.name))
-    view = View(name=name, folder=str(folder.path), live=False)
+    view = View(name=name_of(folder), folder=str(folder.path), live=False)
     terminal = open_terminal()
     if terminal is None:
         reader = RecordReader(folder.records)
-        while records := reader.read():
-            view.absorb(records)
+        while not reader.at_end:
+            view.absorb(reader.read())
         out = PlainOutput(1)
         for line in summary(view):
             out.say(line, patience_s=1.0)

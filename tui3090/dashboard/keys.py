@@ -5,6 +5,7 @@ Nothing here imports Textual; app.py binds the keys.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,9 +25,10 @@ def next_window(view: View, now: float) -> tuple[int, float]:
     if view.step is None:
         return 1, 0.0
     pace = view.seconds_per_step() or view.step.seconds
-    if view.state.state != "training" or pace <= 0:
+    since = max(0.0, now - view.step.time)
+    if view.state.state != "training" or not (pace > 0 and math.isfinite(since / pace)):
         return view.step.step + 1, 0.0
-    gone, into = divmod(max(0.0, now - view.step.time), pace)
+    gone, into = divmod(since, pace)
     # a window that takes much longer than the others is still one window
     return view.step.step + 2 + min(int(gone), 10), pace - into
 

@@ -114,6 +114,8 @@ class FolderSource:
                     records = [*([state] if state else []), *records]
                     given_up, mistaken = False, True
                 self._put(records)
+            elif not reader.at_end:
+                continue
             elif state is not None and state.state in OVER:
                 return
             elif not lives and not given_up and not mistaken:

@@ -26,12 +26,14 @@ from tui3090.records import (
     State,
     StepRecord,
 )
-from tui3090.settings import BY_NAME, Settings, Value
+from tui3090.settings import BY_NAME, Settings, Value, named
 
 SMOOTHING = 0.02
 """Weight of a new loss in the smoothed one."""
 POINTS = 4096
 """A curve's points at the most: when they are full, neighbours are merged two by two."""
+NAMES = 32
+"""Different stages and reasons that are kept; a run of ours has a handful, a log from elsewhere may have any number."""
 PRINTED = 1000
 """Different lines of output that are kept."""
 
@@ -242,7 +244,8 @@ class View:
                     self.readings.append(record)
                 case Changed():
                     self.changes.append(record)
-                    self.in_force[record.technique] = record.new
+                    if record.technique in BY_NAME:
+                        self.in_force[record.technique] = record.new
                     self.recent.clear()
                     self._settled(record.technique, record.new)
                     told = _in_force(record)
@@ -258,9 +261,11 @@ class View:
                     if self.over:
                         self.pending.clear()
                 case Stage():
-                    self.stages[record.name] = record
+                    if record.name in self.stages or len(self.stages) < NAMES:
+                        self.stages[record.name] = record
                 case Available():
-                    self.available[record.technique] = record.reason
+                    if record.technique in BY_NAME:
+                        self.available[record.technique] = record.reason
                     if record.reason:
                         self._settled(record.technique, None)
                 case Saved():
@@ -315,16 +320,15 @@ class View:
         self.recent.append(record)
         if record.skipped:
             self.skipped += record.steps
-            self.skip_reasons[record.skipped] = self.skip_reasons.get(record.skipped, 0) + record.steps
+            if record.skipped in self.skip_reasons or len(self.skip_reasons) < NAMES:
+                self.skip_reasons[record.skipped] = self.skip_reasons.get(record.skipped, 0) + record.steps
         if record.skipped != "no labels":
             self.loss.add(record.step, record.loss, record.steps)
 
 
 def _in_force(change: Changed) -> Event:
     """A change as the log tells it."""
-    technique = BY_NAME.get(change.technique)
-    title = technique.title if technique else change.technique
-    old, new = (technique.label(v) if technique else str(v) for v in (change.old, change.new))
+    title, old, new = named(change.technique, change.old, change.new)
     text = f"{title} {old} → {new}, in force from step {change.step}"
     return Event(time=change.time, level="info", source=change.origin, text=text)
 

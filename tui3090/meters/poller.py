@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tui3090.meters.allocator import Allocator, Held
     from tui3090.meters.watched import WatchedCard
 
+STOPPED_S = 3.0
+"""How long `stop` waits: a reading takes some hundredths, and nothing is lost with a thread that stands in a driver."""
 _ON_CPU = "Training runs on the CPU."
 
 
@@ -48,9 +50,9 @@ class Poller:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it."""
+        """End the thread and wait for it, but not for an NVML that hangs."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(STOPPED_S)
 
     def watch(self, device_uuid: str, allocator: Allocator | None) -> None:
         """From the next reading on look at this card: its UUID as torch gives it; empty: training runs on the CPU."""
