@@ -31,7 +31,9 @@ def plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunPlan, 
     taken: list[tuple[RunPlan, Path, bool, bool]] = []
 
     class Session:
-        def __init__(self, plan: RunPlan, folder: cli.RunFolder, headless: bool, leave_when_over: bool) -> None:
+        def __init__(
+            self, plan: RunPlan, folder: cli.RunFolder, headless: bool, leave_when_over: bool, *_: object
+        ) -> None:
             taken.append((plan, folder.path, headless, leave_when_over))
 
         def run(self) -> int:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tui3090.dashboard.terminal import open_terminal
+from tui3090.guardian import fork
 from tui3090.recipe import RecipeError, harmless
 from tui3090.runlog import RunFolder, RunFolderError
 from tui3090.settings import TECHNIQUES, RunPlan, Settings, Technique, Value
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"there is nothing called {unknown[0]} here: see tui3090 --help{hint}")
         if recipe_argv and arguments.command != run:
             raise UsageError("only tui3090 run takes options of a train.py after --")
-        arguments.recipe_argv = recipe_argv
+        arguments.recipe_argv, arguments.all = recipe_argv, argv
         status: int = arguments.command(arguments)
     except (UsageError, RecipeError, RunFolderError) as error:
         print(f"tui3090: {harmless(str(error))}", file=sys.stderr)
@@ -98,7 +100,15 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands.add_parser("run", help="train, with the dashboard", allow_abbrev=False))
     show_parser = commands.add_parser("show", help="look at a run, while it goes on or afterwards", allow_abbrev=False)
-    show_parser.add_argument("run", nargs="?", type=Path, help="its folder (default: the newest under runs/)")
+    show_parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        type=Path,
+        help="its folder (default: your newest live run, else the newest under runs/); several are compared",
+    )
+    # of a run that has turned into its own show: the exit status is the run's
+    show_parser.add_argument("--status", type=_at_least(0), help=argparse.SUPPRESS)
     show_parser.set_defaults(command=show)
     new_parser = commands.add_parser("new", help="write a commented train.py to start from", allow_abbrev=False)
     new_parser.add_argument("file", type=Path, help="the file to write, e.g. train.py")
@@ -121,6 +131,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder (default: runs/<date>-<name>)")
     parser.add_argument("--headless", action="store_true", help="plain lines instead of the dashboard")
     parser.add_argument("--exit", action="store_true", help="leave the dashboard when the run is over")
+    parser.add_argument(
+        "--notify",
+        metavar="CMD",
+        help="a shell command for the run's end, the first nan, a pause by itself, a stall: $TUI3090_EVENT and others",
+    )
     parser.set_defaults(command=run)
 
 
@@ -221,9 +236,16 @@ def run(arguments: argparse.Namespace) -> int:
         plan = _plan(arguments, path)
         folder = RunFolder.create(plan.name, arguments.run_dir)
     plan = replace(plan, folder=folder.path)
+    guardian = 0
+    if not arguments.headless and (terminal := open_terminal()) is not None:
+        # before anything heavy is imported: it stays as small as the interpreter is now
+        guardian, status = fork(terminal, folder, arguments.all, arguments.notify)
+        terminal.close()
+        if status is not None:
+            return status
     from tui3090.session import Session
 
-    return Session(plan, folder, headless=arguments.headless, leave_when_over=arguments.exit).run()
+    return Session(plan, folder, arguments.headless, arguments.exit, guardian, arguments.notify or "").run()
 
 
 def _resumed(arguments: argparse.Namespace) -> tuple[RunPlan, RunFolder]:
@@ -296,10 +318,14 @@ def _as_argv(options: dict[str, Any]) -> list[str]:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """`tui3090 show`: the dashboard on a run folder; its summary where there is no terminal."""
-    from tui3090.show import show as show_folder
+    """`tui3090 show`: the dashboard on a run; its summary where there is no terminal."""
+    from tui3090.compare import LETTERS
+    from tui3090.show import find
+    from tui3090.show import show as show_folders
 
-    return show_folder(RunFolder.find(arguments.run))
+    if len(arguments.runs) > len(LETTERS):
+        raise UsageError(f"{len(LETTERS)} runs can be compared at the most")
+    return show_folders([find(run) for run in arguments.runs or [None]], arguments.status)
 
 
 def new(arguments: argparse.Namespace) -> int:

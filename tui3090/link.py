@@ -11,6 +11,8 @@ from collections import deque
 from tui3090.records import Change, Command, Reading, Record, StepRecord, Stop, Withdraw
 from tui3090.runlog import RunLog
 
+MAILBOX = 64
+"""Commands from other processes that wait at the most."""
 QUEUED = 4096
 """Step records and readings that wait for the dashboard at the most; older ones are dropped."""
 
@@ -30,7 +32,9 @@ class Commands:
         self.saving = threading.Event()
         """Set while a save is being written: whoever leaves waits for it."""
         self.unattended = threading.Event()
-        """Set once nobody can press a key: training that would pause by itself ends instead."""
+        """Set while nobody can press a key: training that would pause by itself ends instead."""
+        self._screen = True
+        self._viewers = 0
 
     def send(self, command: Command) -> None:
         """Leave a command; a change takes the place of an earlier one of the same technique."""
@@ -47,11 +51,32 @@ class Commands:
                 self._waiting.append(command)
             self.arrived.set()
 
-    def leave_unattended(self) -> None:
-        """From here on nobody can press a key; a trainer that is paused looks again."""
+    def offer(self, command: Command) -> bool:
+        """Leave a command from another process. False: so many wait already that it is not taken."""
         with self._lock:
-            self.unattended.set()
+            if len(self._waiting) >= MAILBOX:
+                return False
+        self.send(command)
+        return True
+
+    def leave_unattended(self) -> None:
+        """From here on this process has no screen; a trainer that is paused looks whether somebody is left."""
+        with self._lock:
+            self._screen = False
+            self._judge()
             self.arrived.set()
+
+    def attend(self, viewers: int) -> None:
+        """So many screens of other processes can send commands. A pause that the last of them saw stays one."""
+        with self._lock:
+            self._viewers = viewers
+            self._judge()
+
+    def _judge(self) -> None:
+        if self._screen or self._viewers:
+            self.unattended.clear()
+        else:
+            self.unattended.set()
 
     def take(self) -> list[Command]:
         """All that waits, oldest first."""

@@ -402,6 +402,11 @@ def from_object(body: object) -> Record | None:
     return record
 
 
+def fits(value: object, kind: str) -> bool:
+    """Whether a JSON value can stand in a field of that type; a truth value is no number."""
+    return isinstance(value, _ACCEPTED[kind]) and (not isinstance(value, bool) or kind in ("bool", "Value"))
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """Set a technique at the next window's start; a later one for the same technique takes its place."""

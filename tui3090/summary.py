@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from pathlib import Path
 
 from tui3090.dashboard import text
 from tui3090.dashboard.view import View
@@ -45,6 +46,17 @@ def summary(view: View) -> list[str]:
         ("saved", _saved(view)),
     )
     return [f"tui3090: {_ended(view)}", *(f"  {name:<10}  {plain(words)}" for name, words in rows if words)]
+
+
+def ending(view: View, output: Path) -> list[str]:
+    """What the shell is told when a run is over: the summary, or of a run that failed before its first step why."""
+    failed = view.state.state == "failed"
+    lines = summary(view)
+    if failed and view.first_step_time is None:
+        lines = [f"tui3090: {plain(view.state.detail)}"]
+    if failed:
+        lines.append(f"What training printed, tracebacks included, is in {plain(str(output))}")
+    return lines
 
 
 def _ended(view: View) -> str:

@@ -199,9 +199,9 @@ class TestLife:
         over = State(time=NOW - 9999, state="finished")
         app = dashboard(FedSource(*trained(), over, live=False, read_only="This is a look."), view)
         async with app.run_test(size=(80, 24)) as pilot:
-            await until_reads(pilot, "FINISHED (a look)")
+            await until_reads(pilot, "FINISHED")
             await pilot.press("a")
-            await until_reads(pilot, "This is a look.")
+            await until_reads(pilot, "The run is over (finished): q leaves.")
             await pilot.press("q")
             await until(pilot, lambda: app.return_value == 0)
 
@@ -283,7 +283,7 @@ class TestKeys:
             await pilot.press("space", "e", "s", "b")
             assert source.sent == [Pause(True), Evaluate(), MakeSave()]
             await until_reads(pilot, "space pauses first")
-            for key, words in (("r", "Profiled Tensor Core readings"), ("d", "Leaving it running")):
+            for key, words in [("r", "Profiled Tensor Core readings")]:
                 await pilot.press(key)
                 await until_reads(pilot, f"{words}: not in this version.")
 

@@ -77,12 +77,12 @@ class Keys:
     def refuses(self) -> bool:
         """Whether keys that act on training are refused now; the answer says why."""
         view = self._view
-        if self._read_only:
+        if view.over:
+            self.answer(f"The run is over ({view.state.state}): q leaves.")
+        elif self._read_only:
             self.answer(self._read_only)
         elif view.locked:
             self.answer("The keys are locked: n unlocks them.")
-        elif view.over:
-            self.answer(f"The run is over ({view.state.state}): q leaves.")
         else:
             return False
         return True

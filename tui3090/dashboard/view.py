@@ -6,9 +6,11 @@ The same view is fed by a live run and by a run folder; its size does not grow w
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from tui3090.records import (
     OVER,
@@ -122,6 +124,25 @@ class Curve:
         self._per_point *= 2
 
 
+@dataclass(slots=True)
+class Other:
+    """Another run whose loss is drawn behind this one's. A thread fills the curve."""
+
+    letter: str
+    """By which the chart and the legend name it; empty: it is the last run of the same recipe."""
+    name: str
+    curve: Curve = field(default_factory=Curve)
+
+    def at(self, step: int) -> float | None:
+        """Its smoothed loss at `step`; None: it had none yet, or had ended before."""
+        points = self.curve.points
+        found = bisect_right(points, step, key=attrgetter("step"))
+        if found == len(points):
+            return points[-1].smooth if points and points[-1].step == step else None
+        # a point of several steps stands for its last
+        return points[found - 1].smooth if found else None
+
+
 @dataclass(frozen=True, slots=True)
 class Printed:
     """A line that training printed."""
@@ -163,6 +184,8 @@ class View:
     recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=600))
     """The steps since the last change, at most these."""
     loss: Curve = field(default_factory=Curve)
+    others: list[Other] = field(default_factory=list)
+    """Runs to compare with, or the last one of the same recipe."""
     skipped: int = 0
     """Windows without an update."""
     skip_reasons: dict[str, int] = field(default_factory=dict)
@@ -191,6 +214,8 @@ class View:
     """Whether keys are refused."""
     stop_asked: bool = False
     """Whether the user asked for the end, which comes at the end of the step."""
+    left: bool = False
+    """Whether the user closed the screen; a run that is not over is left running."""
     answer: str = ""
     """What the last key press brought, a sentence."""
     answer_time: float = 0.0
@@ -279,6 +304,8 @@ class View:
                 case Event():
                     self.events.append(record)
                     self.warnings += record.level != "info"
+                    if record.source == "key":
+                        self.answer, self.answer_time = record.text, record.time
                 case Started():
                     self.started = record
                     self.begun = Settings.from_short(record.settings)

@@ -50,7 +50,7 @@ def rows(view: View, width: int, height: int, now: float) -> list[Row]:
 def _badge(view: View, wide: bool) -> Row:
     state = view.doing
     badge: Row = [(" ■ " if view.over else " ● ", ROLES.get(state, "plain")), (clean(state.upper()), "bold")]
-    if not view.live:
+    if not view.live and not view.over:
         badge.append((" (a look)", "dim"))
     return [(" tui3090 ", "accent"), *badge] if wide else badge
 
