@@ -56,6 +56,8 @@ class Window:
     micro_batches: list[MicroBatch]
     wait_s: float
     """The host's wait for the loader, seconds."""
+    loader_start: bool = False
+    """The first of a loader whose workers had to start."""
 
     @property
     def weighed(self) -> list[MicroBatch]:
@@ -123,6 +125,7 @@ class Feed:
         self._own_stream: OwnStream | None = None
         self._side: torch.cuda.Stream | None = None
         self._waited = 0.0
+        self._starting = False
         self.whole_batch = self.batch_size
         """The recipe's `batch_size`."""
         self._halved = False
@@ -237,6 +240,7 @@ class Feed:
                 break
             micro_batches.append(micro)
         waited, self._waited = self._waited, 0.0
+        starting, self._starting = self._starting, False
         if not micro_batches:
             return None
         self.taken += sum(micro.samples for micro in micro_batches)
@@ -247,7 +251,7 @@ class Feed:
                 f"train_data gives more samples than the {len(self.dataset)} of its length{copies}. How long the run "
                 "is can't be told. Share its samples out by torch.utils.data.get_worker_info(), or use --workers 0."
             )
-        return Window(micro_batches, waited)
+        return Window(micro_batches, waited, starting)
 
     @property
     def parts(self) -> int:
@@ -270,7 +274,7 @@ class Feed:
         ]
         self._plan = self._plan.at_most(self.batch_size)
         self._restart()
-        return Window(micro_batches, window.wait_s)
+        return Window(micro_batches, window.wait_s, window.loader_start)
 
     def _collated_again(self, indices: torch.Tensor) -> MicroBatch:
         samples = self._seeded_dataset().__getitems__(indices.tolist())
@@ -344,6 +348,8 @@ class Feed:
     def _restart(self) -> None:
         """A new loader for what the windows have not taken; what was prepared ahead is fetched again."""
         self.close()
+        # the run's first batch is fetched before there is a window whose time its wait could be a share of
+        self._starting = bool(self.workers) or not (self.epoch or self.taken)
         common: dict[str, Any] = {
             "num_workers": self.workers,
             "pin_memory": self._device.type == "cuda",

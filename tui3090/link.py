@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from tui3090.records import Change, Command, Reading, Record, StepRecord, Stop, Withdraw
+from tui3090.records import Change, Command, Phases, Reading, Record, StepRecord, Stop, Withdraw
 from tui3090.runlog import RunLog
 
 MAILBOX = 64
@@ -111,7 +111,7 @@ class Outlet:
     def _pass_on(self, record: Record) -> None:
         with self._lock:
             self._count += 1
-            queue = self._repeating if isinstance(record, (StepRecord, Reading)) else self._kept
+            queue = self._repeating if isinstance(record, (StepRecord, Reading, Phases)) else self._kept
             queue.append((self._count, record))
 
     def drain(self) -> list[Record]:

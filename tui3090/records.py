@@ -134,9 +134,84 @@ class StepRecord(Record):
     """What the matmuls ran in: fp32, tf32, bf16 or fp16."""
     replayed: bool = False
     """Whether every micro-batch of the window ran by graph replay."""
+    loader_start: bool = False
+    """The first window of a loader whose workers had to start, at an epoch's start or a change of workers: its wait
+    and stall are told apart."""
     settings: str = ""
     steps: int = 1
     """How many windows this line stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases(Record):
+    """Where the time of one window went: by events on the device's time line, on the CPU by the clock."""
+
+    type: ClassVar[str] = "phases"
+    step: int
+    seconds: float
+    """The whole: from the end of the window before to the end of this one."""
+    data_s: float = 0.0
+    """The data stall."""
+    copy_s: float = 0.0
+    """The batch on its way to the device, where it was not prefetched."""
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    graph_s: float = 0.0
+    """Micro-batches that ran by graph replay: forward and backward can't be told apart there."""
+    optimizer_s: float = 0.0
+    """Unscaling, clipping, the optimizer's step."""
+
+    @property
+    def other_s(self) -> float:
+        """What is in none of them: zeroing gradients, gaps between launches."""
+        named = self.data_s + self.copy_s + self.forward_s + self.backward_s + self.graph_s + self.optimizer_s
+        return max(0.0, self.seconds - named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled(Record):
+    """One window under torch's profiler: which kernels ran, and on what."""
+
+    type: ClassVar[str] = "profiled"
+    step: int
+    tensor_core_share: float | None
+    """Share of the kernels' time in kernels that use the Tensor Cores, by their names; None: no kernel was seen."""
+    unknown_share: float | None
+    """In kernels whose names don't tell: Triton's."""
+    fp32_share: float | None
+    """In matmuls that could use the Tensor Cores and run in fp32 beside them."""
+    busy_share: float | None
+    """Share of the time from the first kernel to the end of the last in which one ran; the rest is gaps between
+    launches, which the profiler makes a little longer."""
+    kernels: int
+    """How many ran."""
+    kernel_s: float
+    """Their time, added up."""
+    with_tensor_cores: str = ""
+    """The longest of them, 'nvjet_tst 61.2 %, flash_fwd 8.1 %': shares of all kernels' time."""
+    without: str = ""
+    unknown: str = ""
+    off_by_8: str = ""
+    """Layers with a dimension that 8 does not divide, 'classifier [2 × 1024]'."""
+    replayed: bool = False
+    """Whether the kernels were those of a replayed graph."""
+    seconds: float = 0.0
+    """What this look cost training; it is in no step's time."""
+    missing: str = ""
+    """Why nothing was seen, a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations(Record):
+    """What one micro-batch's forward keeps for its backward, by layer."""
+
+    type: ClassVar[str] = "activations"
+    step: int
+    total: int
+    """Bytes, each piece of memory once; parameters and the batch are not counted."""
+    layers: str
+    """The ten that keep most, a line each: bytes, a space, the layer's name; 'blocks.*.up × 12' is one layer of twelve
+    equal blocks, with their bytes added up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +228,8 @@ class Reading(Record):
     weights: int | None = None
     gradients: int | None = None
     optimizer_state: int | None = None
+    graph_pools: int | None = None
+    """What captured graphs keep for their activations: reserved, but no tensor's."""
     retries: int | None = None
     """Times the allocator had to give its cache back to satisfy a request."""
     # the card (NVML)
@@ -296,6 +373,9 @@ RECORD_TYPES: dict[str, type[Record]] = {
         Available,
         State,
         StepRecord,
+        Phases,
+        Profiled,
+        Activations,
         Reading,
         Changed,
         Refused,
@@ -435,6 +515,16 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class Profile:
+    """Read by the profiler, with one window, which kernels run and whether they use the Tensor Cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureActivations:
+    """Measure, with one window, what each layer keeps for backward."""
+
+
+@dataclass(frozen=True, slots=True)
 class MakeSave:
     """Save at the window's end."""
 
@@ -451,4 +541,4 @@ class Stop:
     now: bool = False
 
 
-Command = Change | Withdraw | Pause | Evaluate | MakeSave | GoBack | Stop
+Command = Change | Withdraw | Pause | Evaluate | Profile | MeasureActivations | MakeSave | GoBack | Stop

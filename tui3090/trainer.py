@@ -19,6 +19,7 @@ from tui3090.evaluation import evaluate
 from tui3090.feed import Window
 from tui3090.ledger import FlopTally, Ledger, Running
 from tui3090.link import Commands
+from tui3090.looks import Looks
 from tui3090.meters.allocator import Allocator, held_by
 from tui3090.meters.poller import Poller
 from tui3090.meters.unmoved import Unmoved
@@ -32,7 +33,9 @@ from tui3090.records import (
     Event,
     GoBack,
     MakeSave,
+    MeasureActivations,
     Pause,
+    Profile,
     Record,
     Refused,
     Resumed,
@@ -136,10 +139,13 @@ class Trainer:
 
     def _begin(self) -> None:
         job = self.job
-        self._allocator = Allocator(job.machine.device.index or 0) if job.machine.cuda else None
+        self._replay = Replay(job.step, self._poller.quiet, lambda text: self._say("graph", text, "warning"))
+        self._allocator = (
+            Allocator(job.machine.device.index or 0, lambda: self._replay.pool_bytes) if job.machine.cuda else None
+        )
         self._poller.watch(job.device_uuid, self._allocator)
         self._ledger = Ledger(job.device_name, job.weights_dtype)
-        self._replay = Replay(job.step, self._poller.quiet, lambda text: self._say("graph", text, "warning"))
+        self._looks = Looks(job, self._replay, self._emit, self._interrupt)
         self.runner = self._replay if job.settings.graph else job.step
         self._rewind = Rewind(job.step.model, job.machine.device)
         trained = {name: p for name, p in job.step.model.named_parameters() if p.requires_grad}
@@ -170,7 +176,8 @@ class Trainer:
                     break
                 self._tell_of_data()
                 self._unfinished = taken
-                self._run_window(window, began)
+                with self._looks.at(window) as alone:
+                    self._run_window(window, time.perf_counter() - window.wait_s if alone else began)
                 self._unfinished = None
             if not job.feed.taken:
                 number = job.feed.epoch + 1
@@ -186,15 +193,18 @@ class Trainer:
         if self._running is not None:
             self._running.ended = began
         begin, before = self._mark(), self._last_end
+        sample = self._looks.sample(window, before)
         while (replayed := self._accumulate(window)) is None:
             window = self._made_smaller(window)
         micro_batches = window.weighed
         self._settle()  # the window before: here the host waits, as the plain loop does for its loss
         lr = float(job.step.optimizer.param_groups[0]["lr"]) * job.settings.lr
         if micro_batches:
+            job.step.mark("optimizer")
             self._updating = True
             self.runner.update()
             self._updating = False
+            job.step.mark("end")
         self._last_end = self._mark()
         self._running = Running(
             window=window,
@@ -207,6 +217,7 @@ class Trainer:
             before=before,
             flops=self._flops.of(micro_batches, job.settings),
             replayed=replayed,
+            sample=sample,
         )
         self._look_ahead()
         if not job.machine.cuda:
@@ -284,6 +295,8 @@ class Trainer:
                 self._watchdog.unmoved(share)
         record = self._ledger.record(running, outcome, self.step, self.planned)
         self._emit(record)
+        if running.sample is not None:
+            self._looks.sampled(running.sample, record)
         self._watchdog.look(record, len(running.window.micro_batches) - record.micro_batches)
         self._say("train", self._gradients.lost(), "error")
         if self._first_began:
@@ -308,12 +321,14 @@ class Trainer:
         event.record(torch.cuda.current_stream(self.job.machine.device))
         return event
 
-    def _interrupt(self) -> None:
-        """Something other than a window comes next: the window in flight ends first, and no gap is counted as stall."""
-        if self._running is not None:
-            self._running.ended = time.perf_counter()
-        self._settle()
+    def _interrupt(self) -> int:
+        """Something other than a window comes next: the window in flight ends first, and no gap is counted as stall.
+
+        Gives the optimizer steps taken.
+        """
+        self._settle()  # its time goes on to its end
         self._last_end = None
+        return self.step
 
     def _enough(self) -> bool:
         """Whether the steps asked for are done; the one in flight counts once it is known to be one."""
@@ -343,6 +358,10 @@ class Trainer:
                         paused = on
                     case Evaluate():
                         self._evaluate(asked=True)
+                    case Profile():
+                        self._looks.ask_kernels()
+                    case MeasureActivations():
+                        self._looks.ask_activations()
                     case MakeSave():
                         self._save("key s")
                     case GoBack():
@@ -392,6 +411,7 @@ class Trainer:
         elif name == "accumulate" and origin == "key":  # else the steps hold the same samples as before
             self._replan()
         self._emit(Changed(time=time.time(), step=self.step + 1, technique=name, old=old, new=value, origin=origin))
+        self._looks.changed()
         if self._allocator is not None:
             if name in SAVES_MEMORY:
                 self._empty_cache()

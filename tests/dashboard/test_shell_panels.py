@@ -190,8 +190,8 @@ class TestChanges:
 class TestFooter:
     def test_the_keys_as_many_as_fit(self) -> None:
         assert texts([footer.line(View(), 160, NOW)]) == [
-            " space pause   s save   e evaluate   r Tensor Cores   l log   1-7 zoom   u undo   n lock keys   x picture"
-            "   ? help   q leave"
+            " space pause   s save   e evaluate   r Tensor Cores   m activations   l log   1-7 zoom   u undo"
+            "   n lock keys   x picture   ? help   q leave"
         ]
         assert texts([footer.line(View(), 80, NOW)]) == [
             " space pause   l log   1-7 zoom   u undo   n lock keys   ? help   q leave"

@@ -208,6 +208,32 @@ def test_a_meter_that_fails_is_told_once_and_the_others_go_on(watching):
     assert [event.text for event in run.events] == ["The allocator meter does not work: RuntimeError: counters gone, 1"]
 
 
+def test_an_alarm_when_the_allocator_had_to_give_its_cache_back(watching, monkeypatch):
+    class Retrying(FakeAllocator):
+        retries = 0
+
+        def read(self):
+            return {**super().read(), "retries": self.retries}
+
+    run, allocator = watching(), Retrying()
+    run.poller.watch("bbbb", allocator)
+    run.until(lambda r: r.retries == 0)
+    assert run.events == []
+    allocator.retries = 3
+    run.until(lambda r: bool(run.events))
+    allocator.retries = 5
+    run.until(lambda r: r.retries == 5)
+    for _ in range(5):
+        run.reading()
+    (event,) = run.events  # not one a reading
+    assert (event.level, event.source) == ("warning", "memory")
+    assert event.text.startswith("The card's memory is full: 3 times torch gave its cache back")
+    monkeypatch.setattr("tui3090.meters.poller.ALARM_S", 0.0)
+    run.poller._retries_due = 0.0
+    run.until(lambda r: len(run.events) == 2)
+    assert ": 2 times torch" in run.events[1].text
+
+
 class TestDuringACapture:
     def test_nothing_is_asked_of_torch_while_the_card_is_still_read(self, watching):
         run, allocator = watching(), FakeAllocator()

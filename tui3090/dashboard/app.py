@@ -62,7 +62,8 @@ def bindings() -> list[BindingType]:
         ("e", "evaluate", "Evaluate at the end of the step"),
         ("s", "save", "Save at the end of the step"),
         ("b", "go_back", "While paused: back to the last good save"),
-        ("r", "later('Profiled Tensor Core readings')", "Read the Tensor Cores"),
+        ("r", "profile", "Read the Tensor Cores with the next step"),
+        ("m", "measure_activations", "Measure with the next step what each layer keeps for backward"),
         ("u", "undo", "Undo the last change"),
         ("escape", "cancel", "Cancel what is pending; leave a zoomed panel"),
         ("n", "lock", "Lock the keys"),
@@ -237,6 +238,16 @@ class Dashboard(App[int]):
         self._keys.evaluate()
         self._answer()
 
+    def action_profile(self) -> None:
+        """Read the Tensor Cores."""
+        self._keys.profile()
+        self._answer()
+
+    def action_measure_activations(self) -> None:
+        """Measure the activations by layer."""
+        self._keys.measure_activations()
+        self._answer()
+
     def action_save(self) -> None:
         """Save at the end of the step."""
         self._keys.save()
@@ -245,11 +256,6 @@ class Dashboard(App[int]):
     def action_go_back(self) -> None:
         """While paused: back to the last good save."""
         self._keys.go_back()
-        self._answer()
-
-    def action_later(self, what: str) -> None:
-        """A key whose place is there already."""
-        self._keys.later(what)
         self._answer()
 
     def action_lock(self) -> None:

@@ -12,7 +12,18 @@ from dataclasses import replace
 
 from tui3090.dashboard.text import clean, number
 from tui3090.dashboard.view import Pending, View
-from tui3090.records import Change, Command, Evaluate, GoBack, MakeSave, Pause, Stop, Withdraw
+from tui3090.records import (
+    Change,
+    Command,
+    Evaluate,
+    GoBack,
+    MakeSave,
+    MeasureActivations,
+    Pause,
+    Profile,
+    Stop,
+    Withdraw,
+)
 from tui3090.settings import BY_NAME, Technique, Value
 
 SETTLE_S = 0.4
@@ -176,6 +187,23 @@ class Keys:
         self._send(Evaluate())
         self.answer("Evaluation comes at the end of the step.")
 
+    def profile(self) -> None:
+        """Read with the next step which kernels run and whether they use the Tensor Cores."""
+        if self.refuses():
+            return
+        if self._view.started is not None and self._view.started.device == "cpu":
+            self.answer("Reading Tensor Cores needs an NVIDIA card, and training runs on the CPU.")
+            return
+        self._send(Profile())
+        self.answer("The Tensor Cores are read with the next step.")
+
+    def measure_activations(self) -> None:
+        """Measure with the next step what each layer keeps for backward."""
+        if self.refuses():
+            return
+        self._send(MeasureActivations())
+        self.answer("What layers keep for backward is measured with the next step; 3 shows it.")
+
     def save(self) -> None:
         """Save at the end of the step."""
         if self.refuses():
@@ -192,11 +220,6 @@ class Keys:
             return
         self._send(GoBack())
         self.answer("Going back to the last good save.")
-
-    def later(self, what: str) -> None:
-        """A key whose place is there already."""
-        if not self.refuses():
-            self.answer(f"{what}: {LATER}.")
 
     def lock(self) -> None:
         """Refuse keys, or take them again."""

@@ -14,10 +14,13 @@ from operator import attrgetter
 
 from tui3090.records import (
     OVER,
+    Activations,
     Available,
     Changed,
     Evaluated,
     Event,
+    Phases,
+    Profiled,
     Reading,
     Record,
     Refused,
@@ -183,6 +186,12 @@ class View:
     """The newest."""
     recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=600))
     """The steps since the last change, at most these."""
+    phases: deque[Phases] = field(default_factory=lambda: deque(maxlen=32))
+    """Where the time of sampled steps went, since the last change; the newest of them."""
+    profiled: Profiled | None = None
+    """The last profiled step since the last change."""
+    activations: Activations | None = None
+    """What the layers keep for backward, if it was measured since the last change."""
     loss: Curve = field(default_factory=Curve)
     others: list[Other] = field(default_factory=list)
     """Runs to compare with, or the last one of the same recipe."""
@@ -267,11 +276,21 @@ class View:
                 case Reading():
                     self.reading = record
                     self.readings.append(record)
+                case Phases():
+                    self.phases.append(record)
+                case Profiled():
+                    self.profiled = record
+                case Activations():
+                    self.activations = record
+                    if self.live:
+                        self.answer, self.answer_time = "Activations measured: 3 shows the layers.", record.time
                 case Changed():
                     self.changes.append(record)
                     if record.technique in BY_NAME:
                         self.in_force[record.technique] = record.new
                     self.recent.clear()
+                    self.phases.clear()
+                    self.profiled = self.activations = None
                     self._settled(record.technique, record.new)
                     told = _in_force(record)
                     self.events.append(told)
