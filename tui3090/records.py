@@ -222,6 +222,50 @@ class Changed(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gain(Record):
+    """What a change brought, from equal work before and after it in steady state (gains.py): medians of samples, but
+    of stall and FLOPs the totals."""
+
+    type: ClassVar[str] = "gain"
+    step: int
+    """As in its `Changed`."""
+    technique: str
+    old: Value
+    new: Value
+    verdict: str
+    """Of the throughput: faster, slower, same, or noisy: too noisy to tell."""
+    noise: float
+    """How far the change of throughput may be off, a share."""
+    windows_before: int
+    windows_after: int
+    unit: str
+    """What throughput is counted in: tokens or samples."""
+    rate_before: float
+    """Throughput per second."""
+    rate_after: float
+    step_s_before: float
+    """Seconds a step."""
+    step_s_after: float
+    peak_before: int | None
+    """Bytes allocated at the most between the change before and this one."""
+    peak_after: int | None
+    """Since the change, capture included."""
+    stall_before: float
+    """Data stall over the time."""
+    stall_after: float
+    flops_s_before: float | None
+    """Model FLOPs per second."""
+    flops_s_after: float | None
+    mfu_before: float | None
+    mfu_after: float | None
+    tensor_core_before: float | None
+    """By the hardware counters."""
+    tensor_core_after: float | None
+    loss: str
+    """Whether it stayed on its course: same, higher, not finite; empty: it can't be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Record):
     """A change that was asked for and can't be had."""
 
@@ -260,7 +304,8 @@ class Event(Record):
 
 
 RECORD_TYPES: dict[str, type[Record]] = {
-    cls.type: cls for cls in (Stage, Started, Available, State, StepRecord, Reading, Changed, Refused, Evaluated, Event)
+    cls.type: cls
+    for cls in (Stage, Started, Available, State, StepRecord, Reading, Changed, Gain, Refused, Evaluated, Event)
 }
 
 _KEYS = {

@@ -230,7 +230,7 @@ class TestKeys:
             await pilot.press("c")
             await until_reads(pilot, "▸ every 2nd, from step 1 414")
             await until(pilot, lambda: source.sent == [Change("checkpointing", 2)])
-            await until_reads(pilot, "at the step's end")
+            await until_reads(pilot, "waiting for the step to end")
             source.waiting = [Changed(time=NOW, step=1414, technique="checkpointing", old=0, new=2)]
             await until_reads(pilot, "off → every 2nd")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +16,7 @@ from tui3090.records import (
     Changed,
     Evaluated,
     Event,
+    Gain,
     Reading,
     Record,
     Stage,
@@ -112,7 +113,7 @@ _VALUES |= {f"{kind} | None": st.one_of(st.none(), values) for kind, values in _
 
 
 def _any(kind: type[Record], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.builds(kind, **{field.name: _VALUES[str(field.type)] for field in fields(kind)} | given)
+    return st.builds(kind, **{f.name: _VALUES[str(f.type)] for f in fields(kind) if f.name not in given} | given)
 
 
 _TIME = st.one_of(st.floats(NOW - 200, NOW + 5), _VALUES["float"])
@@ -126,8 +127,21 @@ ANY_RECORD: st.SearchStrategy[Record] = st.one_of(
     _any(Stage, time=_TIME),
     _any(State, time=_TIME, state=st.sampled_from(STATES)),
     st.builds(
+        lambda gain, change, verdict: replace(
+            gain,
+            technique=change[0],
+            old=change[1],
+            new=change[1],
+            verdict=verdict,
+            rate_before=gain.rate_before or 1.0,
+        ),
+        _any(Gain, old=st.just(0), new=st.just(0), step=st.integers(0, 30)),
+        _CHANGED,
+        st.sampled_from(["faster", "slower", "same", "noisy", HOSTILE]),
+    ),
+    st.builds(
         lambda at, change: Changed(time=NOW, step=at, technique=change[0], old=change[1], new=change[1]),
-        st.integers(0, 3000),
+        st.integers(0, 30),
         _CHANGED,
     ),
 )

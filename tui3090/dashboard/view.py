@@ -10,12 +10,14 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tui3090.gains import Gains
 from tui3090.records import (
     OVER,
     Available,
     Changed,
     Evaluated,
     Event,
+    Gain,
     Reading,
     Record,
     Refused,
@@ -162,6 +164,10 @@ class View:
     pending: dict[str, Pending] = field(default_factory=dict)
     """Technique -> what its key asked for, until it is in force."""
     changes: deque[Changed] = field(default_factory=lambda: deque(maxlen=200))
+    gains: dict[tuple[int, str], Gain] = field(default_factory=dict)
+    """Step and technique of a change -> what it brought, once that is known."""
+    measuring: Gains = field(default_factory=Gains)
+    """For its progress; the gains themselves come as records."""
     evaluated: deque[Evaluated] = field(default_factory=lambda: deque(maxlen=200))
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=1000))
     warnings: int = 0
@@ -218,6 +224,7 @@ class View:
             any_ = True
             if self.first_time is None:
                 self.first_time = record.time
+            self.measuring.absorb(record)
             match record:
                 case StepRecord():
                     self._step(record)
@@ -233,6 +240,10 @@ class View:
                     self.events.append(told)
                     if self.live:
                         self.answer, self.answer_time = told.text, told.time
+                case Gain():
+                    self.gains[record.step, record.technique] = record
+                    if len(self.gains) > (self.changes.maxlen or 0):
+                        del self.gains[next(iter(self.gains))]
                 case Refused():
                     self._settled(record.technique, record.value)
                     self.events.append(Event(time=record.time, level="info", source="key", text=record.reason))
