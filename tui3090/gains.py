@@ -43,7 +43,7 @@ class Gains:
 
     def __init__(self) -> None:
         self._unit = ""
-        self._settling = _Settling()
+        self._settling = Settling()
         self._side = _Side()
         """Since the last change."""
         self._measuring: _Measurement | None = None
@@ -76,7 +76,7 @@ class Gains:
         starts_epoch = math.isfinite(record.epoch) and math.ceil(record.epoch) > self._epoch
         if starts_epoch:
             self._epoch = math.ceil(record.epoch)
-        if not self._settling.over(record) or starts_epoch or record.skipped == "no labels":
+        if not measured(record) or not self._settling.over(record) or starts_epoch or record.loader_start:
             return None
         self._side.add(record)
         measuring = self._measuring
@@ -91,7 +91,7 @@ class Gains:
         else:
             before, gain = side, self._finish(record.time)
         self._measuring = _Measurement.of(record, before)
-        self._side, self._settling = _Side(), _Settling()
+        self._side, self._settling = _Side(), Settling()
         return gain
 
     def _finish(self, time: float) -> Gain | None:
@@ -102,7 +102,13 @@ class Gains:
         return measuring.gain(self._side, time, self._unit)
 
 
-class _Settling:
+def measured(record: StepRecord) -> bool:
+    """Whether a window ran and its times are times: a log may hold anything."""
+    times = record.seconds, record.wait_s, record.stall_s
+    return record.skipped != "no labels" and all(0 <= time < math.inf for time in times)
+
+
+class Settling:
     """Lets the windows after a change, or after the start, pass until they are steady."""
 
     def __init__(self) -> None:
@@ -241,7 +247,7 @@ def _samples(windows: Sequence[StepRecord], size: int) -> list[_Sample]:
 
 
 def _seconds(sample: _Sample) -> float:
-    return math.fsum(record.seconds for record in sample)
+    return sum(record.seconds for record in sample)
 
 
 def _rate(sample: _Sample, in_tokens: bool) -> float:
@@ -271,7 +277,7 @@ def _flops(samples: Sequence[_Sample]) -> tuple[float | None, float | None]:
     seconds = sum(record.seconds for record in records)
     if len(counted) < len(records) or seconds <= 0:
         return None, None
-    rate, peak = math.fsum(counted) / seconds, records[-1].peak_flops_s
+    rate, peak = sum(counted) / seconds, records[-1].peak_flops_s
     return rate, rate / peak if peak else None
 
 
@@ -293,7 +299,7 @@ def compare(before: Sequence[float], after: Sequence[float]) -> tuple[float, flo
     noise = max(high - shift, shift - low) * _alike(old, new)
     noise = max(noise, *map(abs, drifts))
     if all(drift * shift > 0 for drift in drifts):
-        noise = max(noise, 1.5 * math.fsum(map(abs, drifts)))
+        noise = max(noise, 1.5 * sum(map(abs, drifts)))
     return math.expm1(shift), math.expm1(min(noise, 50.0))
 
 
@@ -309,8 +315,8 @@ def _alike(*sides: Sequence[float]) -> float:
     for values in sides:
         middle = statistics.fmean(values)
         apart = [value - middle for value in values]
-        products += math.fsum(a * b for a, b in pairwise(apart))
-        squares += math.fsum(a * a for a in apart)
+        products += sum(a * b for a, b in pairwise(apart))
+        squares += sum(a * a for a in apart)
     correlation = min(0.8, max(0.0, products / squares)) if squares else 0.0
     return math.sqrt((1 + correlation) / (1 - correlation))
 

@@ -70,6 +70,8 @@ class Started(Record):
     """torch's version."""
     settings: str
     """`Settings.short()` at the start."""
+    memory_cap: int | None = None
+    """Bytes of the card's memory that torch may take; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,8 @@ class StepRecord(Record):
     """The host's wait for the loader."""
     stall_s: float
     """Time in which the device had nothing to do because the batch was not there."""
+    padding: int = 0
+    """Tokens of padding that ran beside them."""
     skipped: str = ""
     """Why no update was made: 'overflow' (the scaler's), 'not finite', 'no labels'; empty: it was made."""
     loss_scale: float | None = None
@@ -134,6 +138,9 @@ class StepRecord(Record):
     """What the matmuls ran in: fp32, tf32, bf16 or fp16."""
     replayed: bool = False
     """Whether every micro-batch of the window ran by graph replay."""
+    loader_start: bool = False
+    """The first window of a loader whose workers had to start, at an epoch's start or a change of workers: its wait
+    and stall are told apart."""
     settings: str = ""
     steps: int = 1
     """How many windows this line stands for."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from types import ModuleType
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +15,7 @@ from tests.dashboard.views import (
     NOW,
     SIZES,
     any_view,
+    gain,
     role_of,
     started,
     step,
@@ -25,8 +25,8 @@ from tests.dashboard.views import (
 from tui3090.dashboard.panels import changes, footer, header, techniques, try_next
 from tui3090.dashboard.panels.footer import ANSWERED_S
 from tui3090.dashboard.view import Pending, View
-from tui3090.records import Available, Changed, Event, Gain, Reading, State
-from tui3090.settings import CORES, Settings, Value
+from tui3090.records import Available, Changed, Event, Reading, State
+from tui3090.settings import CORES, TECHNIQUES, Settings
 
 TRAINING = State(time=NOW - 800, state="training")
 PANELS = [header, techniques, changes, try_next, footer]
@@ -154,38 +154,6 @@ class TestTechniques:
         assert techniques.note(running(locked=True), NOW) == "keys locked: n unlocks"
 
 
-def gain(at: int, technique: str, old: Value, new: Value, **changes: Any) -> Gain:
-    """AMP's on a 3090, as the README draws it."""
-    given_: dict[str, Any] = {
-        "time": NOW,
-        "step": at,
-        "technique": technique,
-        "old": old,
-        "new": new,
-        "verdict": "faster",
-        "noise": 0.01,
-        "windows_before": 20,
-        "windows_after": 20,
-        "unit": "tokens",
-        "rate_before": 10_780.0,
-        "rate_after": 15_450.0,
-        "step_s_before": 0.76,
-        "step_s_after": 0.53,
-        "peak_before": round(16.5 * GIB),
-        "peak_after": round(12.4 * GIB),
-        "stall_before": 0.004,
-        "stall_after": 0.006,
-        "flops_s_before": 23.2e12,
-        "flops_s_after": 33.3e12,
-        "mfu_before": 0.652,
-        "mfu_after": 0.469,
-        "tensor_core_before": None,
-        "tensor_core_after": None,
-        "loss": "same",
-    }
-    return Gain(**given_ | changes)
-
-
 class TestChanges:
     def changed(self) -> View:
         """A run with one change of every outcome."""
@@ -215,29 +183,29 @@ class TestChanges:
 
     def test_the_figures_of_every_outcome(self) -> None:
         seen = self.changed()
-        assert texts(changes.rows(seen, 66, 8, NOW)) == [
-            "  step  key     tokens/s       peak GiB   ms a step  loss",
-            "   251  a bf16  10 780→15 450  16.5→12.4  760→530    same",
-            "   733  c all   15 450→11 900  12.4→5.4   760→530    higher",
-            " 1 320  w 4     too noisy to tell (±3 %)",
-            " 1 330  - 1     measured with the next one",
-            " 1 330  t on    not measured: too few steps before the next",
-            " 1 331  p 2     not measured: too few steps before it",
+        assert texts(changes.rows(seen, 57, 8, NOW)) == [
+            " step  key     tokens/s       peak GiB   ms/step  loss",
+            "  251  a bf16  10 780→15 450  16.5→12.4  760→530  same",
+            "  733  c all   15 450→11 900  12.4→5.4   760→530  higher",
+            "1 320  w 4     too noisy to tell (±3 %)",
+            "1 330  - 1     measured with the next one",
+            "1 330  t on    not measured: too few steps before the next",
+            "1 331  p 2     not measured: too few steps before it",
         ]
-        assert role_of(changes.rows(seen, 66, 8, NOW), "15 450→11 900") == "bad"
-        assert role_of(changes.rows(seen, 66, 8, NOW), "10 780→15 450") == "good"
-        assert role_of(changes.rows(seen, 66, 8, NOW), "higher") == "bad"
+        assert role_of(changes.rows(seen, 57, 8, NOW), "15 450→11 900") == "bad"
+        assert role_of(changes.rows(seen, 57, 8, NOW), "10 780→15 450") == "good"
+        assert role_of(changes.rows(seen, 57, 8, NOW), "higher") == "bad"
 
     def test_a_wide_panel_has_all_figures_and_a_narrow_one_the_throughput(self) -> None:
         seen = self.changed()
         assert texts(changes.rows(seen, 120, 8, NOW))[:3] == [
-            "  step  key     tokens/s       peak GiB   ms a step  loss    change  stall %  MFU %      TFLOPS",
-            "   251  a bf16  10 780→15 450  16.5→12.4  760→530    same    +43 %   0.4→0.6  65.2→46.9  23.2→33.3",
-            "   733  c all   15 450→11 900  12.4→5.4   760→530    higher  −23 %   0.4→0.6  65.2→46.9  23.2→33.3",
+            " step  key     tokens/s       peak GiB   ms/step  loss    change  stall %  MFU %      TFLOPS",
+            "  251  a bf16  10 780→15 450  16.5→12.4  760→530  same    +43 %   0.4→0.6  65.2→46.9  23.2→33.3",
+            "  733  c all   15 450→11 900  12.4→5.4   760→530  higher  −23 %   0.4→0.6  65.2→46.9  23.2→33.3",
         ]
         assert texts(changes.rows(seen, 30, 8, NOW))[:2] == [
-            "  step  key     tokens/s",
-            "   251  a bf16  10 780→15 450",
+            " step  key     tokens/s",
+            "  251  a bf16  10 780→15 450",
         ]
 
     def test_who_else_changed_something_is_said(self) -> None:
@@ -245,32 +213,32 @@ class TestChanges:
         change = Changed(time=NOW, step=902, technique="accumulate", old=1, new=2, origin="out of memory")
         seen.absorb([step(901), change])
         assert texts(changes.rows(seen, 66, 1, NOW)) == [
-            "   902  + 2     not measured: too few steps before it  by out of memory"
+            " 902  + 2     not measured: too few steps before it  by out of memory"
         ]
         seen.absorb([gain(902, "accumulate", 1, 2, verdict="same", rate_after=10_790.0, peak_after=None)])
         assert texts(changes.rows(seen, 66, 4, NOW)) == [
-            "  step  key     tokens/s       ms a step  loss  by",
-            "   902  + 2     10 780→10 790  760→530    same  out of memory",
+            "step  key     tokens/s       ms/step  loss  change  by",
+            " 902  + 2     10 780→10 790  760→530  same  same    out of memory",
         ]
 
     def test_how_far_a_measurement_is(self) -> None:
         seen = running()
         seen.absorb(step(n, seconds=1.0) for n in range(30))
         seen.absorb([Changed(time=NOW, step=30, technique="amp", old="off", new="bf16")])
-        assert texts(changes.rows(seen, 66, 1, NOW)) == ["    30  a bf16  waiting for its first step"]
+        assert texts(changes.rows(seen, 66, 1, NOW)) == ["  30  a bf16  waiting for its first step"]
         seen.absorb(step(30 + n, seconds=1.0) for n in range(7))
-        assert texts(changes.rows(seen, 66, 1, NOW)) == ["    30  a bf16  measuring 4 of 20"]
+        assert texts(changes.rows(seen, 66, 1, NOW)) == ["  30  a bf16  measuring 4 of 20"]
 
     def test_what_is_pending_comes_last_and_a_long_step_is_counted_down(self) -> None:
         seen = self.changed()
         seen.pending["workers"] = Pending(2, NOW, sent=True)
         assert texts(changes.rows(seen, 66, 2, NOW)) == [
-            " 1 331  p 2     not measured: too few steps before it",
-            " 1 414  w 2 ▸ waiting for the step to end",
+            "1 331  p 2     not measured: too few steps before it",
+            "1 414  w 2 ▸ waiting for the step to end",
         ]
         seen = view(TRAINING, step(7, time=NOW - 10, seconds=30.0))
         seen.pending["tf32"] = Pending(True, NOW, sent=True)
-        assert texts(changes.rows(seen, 70, 2, NOW)) == ["     9  t on ▸ waiting for the step to end, 20 s"]
+        assert texts(changes.rows(seen, 70, 2, NOW)) == ["   9  t on ▸ waiting for the step to end, 20 s"]
 
     def test_before_the_first(self) -> None:
         assert texts(changes.rows(View(), 70, 8, NOW)) == [
@@ -279,7 +247,49 @@ class TestChanges:
 
     def test_a_technique_of_another_version_is_shown_as_it_stands(self) -> None:
         seen = view(Changed(time=NOW, step=3, technique="fsdp\x1b[2J", old="a", new="b"))
-        assert texts(changes.rows(seen, 70, 1, NOW)) == ["     3  fsdp␛[2J b  not measured: too few steps before it"]
+        assert texts(changes.rows(seen, 70, 1, NOW)) == ["   3  fsdp␛[2J b  not measured: too few steps before it"]
+
+
+class TestTryNext:
+    def seen(self) -> View:
+        """A run in fp32 that waits for its loader half of the time."""
+        seen = view(
+            started(device_name="NVIDIA GeForce RTX 3090"), *(Available(time=NOW, technique=t.name) for t in TECHNIQUES)
+        )
+        seen.absorb(step(n, seconds=1.0, stall_s=0.5, wait_s=0.5, precision="fp32") for n in range(30))
+        return seen
+
+    def test_each_piece_with_its_reason_where_there_is_room(self) -> None:
+        assert texts(try_next.rows(self.seen(), 56, 6, NOW)) == [
+            "w  1 loader worker   up to +100 %",
+            "   the loader starves it 50 % of the time, with 0",
+            "a  AMP bf16   at most × 2.0",
+            "   matmuls run in fp32, beside the Tensor Cores",
+            "t  TF32",
+            "   matmuls run in fp32; TF32 keeps its range, with 10",
+        ]
+        assert texts(try_next.rows(self.seen(), 56, 8, NOW))[2] == "   workers"
+        assert texts(try_next.rows(self.seen(), 64, 3, NOW))[:2] == [
+            "w  1 loader worker   up to +100 %   the loader starves it 50 %…",
+            "a  AMP bf16   at most × 2.0   matmuls run in fp32, beside the T…",
+        ]
+
+    def test_one_row_says_how_many_more_there_are(self) -> None:
+        assert texts([try_next.line(self.seen(), 60, NOW)])[0].split("   ")[0] == "w  1 loader worker"
+        assert texts([try_next.line(self.seen(), 60, NOW)])[0].endswith("   2 more")
+
+    def test_nothing(self) -> None:
+        assert texts(try_next.rows(View(), 60, 3, NOW)) == ["comes with the figures of some steps"]
+        seen = view(started(device="cpu"), *(step(n, stall_s=0.0) for n in range(30)))
+        assert texts(try_next.rows(seen, 60, 3, NOW)) == ["nothing: no figure of this run stands out"]
+
+    def test_it_is_drawn_anew_after_some_seconds_and_after_a_change(self) -> None:
+        seen = self.seen()
+        assert len(seen.advice()) == 3
+        seen.absorb(step(100 + n, seconds=1.0, stall_s=0.0) for n in range(600))
+        assert len(seen.advice()) == 3
+        seen.absorb([step(800, time=NOW + 3, stall_s=0.0, precision="bf16")])
+        assert seen.advice() == []
 
 
 class TestFooter:

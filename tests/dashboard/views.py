@@ -24,7 +24,7 @@ from tui3090.records import (
     State,
     StepRecord,
 )
-from tui3090.settings import TECHNIQUES
+from tui3090.settings import TECHNIQUES, Value
 
 NOW = 1_000_000_000.0
 GIB = 1 << 30
@@ -71,6 +71,38 @@ def step(number: int = 1, **changes: Any) -> StepRecord:
         "stall_s": 0.1,
     }
     return StepRecord(**given | changes)
+
+
+def gain(at: int, technique: str, old: Value, new: Value, **changes: Any) -> Gain:
+    """AMP's on a 3090, as the README draws it."""
+    given_: dict[str, Any] = {
+        "time": NOW,
+        "step": at,
+        "technique": technique,
+        "old": old,
+        "new": new,
+        "verdict": "faster",
+        "noise": 0.01,
+        "windows_before": 20,
+        "windows_after": 20,
+        "unit": "tokens",
+        "rate_before": 10_780.0,
+        "rate_after": 15_450.0,
+        "step_s_before": 0.76,
+        "step_s_after": 0.53,
+        "peak_before": round(16.5 * GIB),
+        "peak_after": round(12.4 * GIB),
+        "stall_before": 0.004,
+        "stall_after": 0.006,
+        "flops_s_before": 23.2e12,
+        "flops_s_after": 33.3e12,
+        "mfu_before": 0.652,
+        "mfu_after": 0.469,
+        "tensor_core_before": None,
+        "tensor_core_after": None,
+        "loss": "same",
+    }
+    return Gain(**given_ | changes)
 
 
 def view(*records: Record, **changes: Any) -> View:

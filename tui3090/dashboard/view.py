@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tui3090.advice import Advice, advise
+from tui3090.facts import Facts
 from tui3090.gains import Gains
 from tui3090.records import (
     OVER,
@@ -32,6 +34,8 @@ SMOOTHING = 0.02
 """Weight of a new loss in the smoothed one."""
 POINTS = 4096
 """A curve's points at the most: when they are full, neighbours are merged two by two."""
+ADVISE_S = 2.0
+"""Between two times that advice is drawn from the records."""
 PRINTED = 1000
 """Different lines of output that are kept."""
 
@@ -168,6 +172,11 @@ class View:
     """Step and technique of a change -> what it brought, once that is known."""
     measuring: Gains = field(default_factory=Gains)
     """For its progress; the gains themselves come as records."""
+    facts: Facts = field(default_factory=Facts)
+    """What advice is drawn from."""
+    _advice: list[Advice] = field(default_factory=list)
+    _advised: tuple[float, int] = (-math.inf, 0)
+    """Time and number of changes when it was last drawn."""
     evaluated: deque[Evaluated] = field(default_factory=lambda: deque(maxlen=200))
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=1000))
     warnings: int = 0
@@ -214,6 +223,14 @@ class View:
         done = sum([(step.tokens if tokens else step.samples) * step.steps for step in self.recent])
         return (done / seconds if seconds > 0 else None), "tok/s" if tokens else "samples/s"
 
+    def advice(self) -> list[Advice]:
+        """What to try next; drawn anew after a change and every `ADVISE_S`, by the records' time."""
+        last = self.reading.time if self.reading is not None else self.step.time if self.step is not None else 0.0
+        changes = len(self.facts.gains) + len(self.changes)
+        if not abs(last - self._advised[0]) < ADVISE_S or changes != self._advised[1]:
+            self._advice, self._advised = advise(self.facts), (last, changes)
+        return self._advice
+
     def _recent_seconds(self) -> float:
         return sum([step.seconds * step.steps for step in self.recent])
 
@@ -225,6 +242,7 @@ class View:
             if self.first_time is None:
                 self.first_time = record.time
             self.measuring.absorb(record)
+            self.facts.absorb(record)
             match record:
                 case StepRecord():
                     self._step(record)

@@ -15,6 +15,8 @@ COUNTDOWN_S = 2.0
 """Shown for steps that are longer."""
 STILL_SAME = 0.01
 """Share by which memory may differ and be called the same."""
+HEADED = 4
+"""Rows from which on one is a heading."""
 GAP = 2
 """Cells between columns."""
 
@@ -29,20 +31,20 @@ def note(view: View, now: float) -> str:
 
 def rows(view: View, cells: int, height: int, now: float) -> list[Row]:
     """A heading and the newest changes, as many as fit; what is pending comes last."""
-    pending = [_pending(view, name, now) for name in view.pending]
-    shown = list(view.changes)[-max(0, height - len(pending)) :] if height > len(pending) else []
-    if not shown and not pending:
+    room = height - len(view.pending) - (height >= HEADED)
+    shown = list(view.changes)[-room:] if room > 0 else []
+    if not shown and not view.pending:
         return [[("none yet: a technique's key, pressed while it trains, makes one", "dim")]]
-    if height >= 4:
-        shown = shown[-(height - 1 - len(pending)) :] if height - 1 > len(pending) else []
     gains = [gain for change in shown if (gain := view.gains.get((change.step, change.technique))) is not None]
     start = max((width(_what(change.technique, change.old, change.new)) for change in shown), default=6)
     start = min(max(start, 6), 16)
-    columns = _columns(view, shown, gains, cells - 6 - GAP - start)
-    table = [_changed(view, change, start, columns) for change in shown] + pending
-    if height < 4:
+    steps = max([len("step"), *(width(number(change.step)) for change in shown)])
+    columns = _columns(view, shown, gains, cells - steps - GAP - start)
+    table = [_changed(view, change, (steps, start), columns) for change in shown]
+    table += [_pending(view, name, steps, now) for name in view.pending]
+    if height < HEADED:
         return table[-height:]
-    heading = f"{'step':>6}{' ' * GAP}{fit('key', start)}"
+    heading = f"{'step':>{steps}}{' ' * GAP}{fit('key', start)}"
     heading += "".join(" " * GAP + fit(title, size) for title, _, size in columns)
     return [[(fit(heading, cells), "dim")], *table]
 
@@ -78,7 +80,7 @@ def _columns(
     possible: list[Column] = [
         (f"{clean(measured[-1].unit)}/s", _rate),
         ("peak GiB", _peak),
-        ("ms a step", lambda gain: _two(rounded(gain.step_s_before * 1e3), rounded(gain.step_s_after * 1e3))),
+        ("ms/step", lambda gain: _two(rounded(gain.step_s_before * 1e3), rounded(gain.step_s_after * 1e3))),
         ("loss", _loss),
         ("change", _change),
         ("stall %", lambda gain: _shares(gain.stall_before, gain.stall_after)),
@@ -87,7 +89,7 @@ def _columns(
         ("TC busy %", lambda gain: _shares(gain.tensor_core_before, gain.tensor_core_after)),
         ("by", lambda gain: (clean(by.get((gain.step, gain.technique), "key")), "dim")),
     ]
-    order = ("by", "loss", "peak GiB", "ms a step", "change", "stall %", "MFU %", "TC busy %", "TFLOPS")
+    order = ("by", "loss", "peak GiB", "ms/step", "change", "stall %", "MFU %", "TC busy %", "TFLOPS")
     wanted = [possible[0], *sorted(possible[1:], key=lambda column: order.index(column[0]))]
     taken: list[str] = []
     sizes: dict[str, int] = {}
@@ -103,11 +105,11 @@ def _columns(
 
 
 def _changed(
-    view: View, change: Changed, start: int, columns: Sequence[tuple[str, Callable[[Gain], Cell], int]]
+    view: View, change: Changed, sizes: tuple[int, int], columns: Sequence[tuple[str, Callable[[Gain], Cell], int]]
 ) -> Row:
     row: Row = [
-        (f"{number(change.step):>6}{' ' * GAP}", "plain"),
-        (fit(_what(change.technique, change.old, change.new), start), "bold"),
+        (f"{number(change.step):>{sizes[0]}}{' ' * GAP}", "plain"),
+        (fit(_what(change.technique, change.old, change.new), sizes[1]), "bold"),
     ]
     gain = view.gains.get((change.step, change.technique))
     origin = f"  by {clean(change.origin)}" if change.origin != "key" else ""
@@ -189,12 +191,12 @@ def _digits(rate: float) -> str:
     return rounded(rate, 4 if rate >= 1000 else 3)
 
 
-def _pending(view: View, name: str, now: float) -> Row:
+def _pending(view: View, name: str, steps: int, now: float) -> Row:
     pending = view.pending[name]
     step, seconds = next_window(view, now)
     wait = f", {duration(seconds)}" if seconds >= COUNTDOWN_S else ""
     return [
-        (f"{number(step):>6}{' ' * GAP}", "plain"),
+        (f"{number(step):>{steps}}{' ' * GAP}", "plain"),
         (cut(_what(name, view.value(name), pending.value), 16) + " ", "bold"),
         ("▸ ", "accent"),
         (f"waiting for the step to end{wait}" if pending.sent else "esc cancels", "dim"),
