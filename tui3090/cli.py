@@ -1,4 +1,4 @@
-"""The commands: `tui3090 run`, `show` and `new`. Nothing heavy is imported before it is needed."""
+"""The commands: `tui3090 run`, `show`, `new` and `doctor`. Nothing heavy is imported before it is needed."""
 
 from __future__ import annotations
 
@@ -100,6 +100,10 @@ def make_parser() -> Parser:
     new_parser = commands.add_parser("new", help="write a commented train.py to start from", allow_abbrev=False)
     new_parser.add_argument("file", type=Path, help="the file to write, e.g. train.py")
     new_parser.set_defaults(command=new)
+    doctor_parser = commands.add_parser(
+        "doctor", help="say what this machine offers, and what each missing thing costs", allow_abbrev=False
+    )
+    doctor_parser.set_defaults(command=doctor)
     return parser
 
 
@@ -196,6 +200,13 @@ def new(arguments: argparse.Namespace) -> int:
     new_file(arguments.file)
     print(f"Wrote {harmless(str(arguments.file))}: start it with tui3090 run {shlex.quote(str(arguments.file))}")
     return 0
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """`tui3090 doctor`: say what this machine offers."""
+    from tui3090.doctor import doctor as examine
+
+    return examine()
 
 
 def _recipe_path(given: str) -> Path:
