@@ -103,6 +103,11 @@ def make_parser() -> Parser:
     doctor_parser = commands.add_parser(
         "doctor", help="say what this machine offers, and what each missing thing costs", allow_abbrev=False
     )
+    doctor_parser.add_argument(
+        "--counters",
+        action="store_true",
+        help="check CUPTI's counters against known matmuls on the card (some seconds; not yet verified on hardware)",
+    )
     doctor_parser.set_defaults(command=doctor)
     return parser
 
@@ -120,6 +125,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vram", type=_positive, metavar="GIB", help="cap torch's memory on the card, e.g. at 24")
     parser.add_argument("--steps", type=_at_least(1), metavar="N", help="end after N optimizer steps")
     parser.add_argument("--seed", type=_at_least(0), metavar="N", help="of order, data and dropout (default: recipe's)")
+    parser.add_argument(
+        "--counters",
+        action="store_true",
+        help="sample the Tensor Cores by CUPTI; may hold the card's clocks, and not yet verified on hardware",
+    )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder (default: runs/<date>-<name>)")
     parser.add_argument("--headless", action="store_true", help="plain lines instead of the dashboard")
     parser.add_argument("--exit", action="store_true", help="leave the dashboard when the run is over")
@@ -206,7 +216,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     """`tui3090 doctor`: say what this machine offers."""
     from tui3090.doctor import doctor as examine
 
-    return examine()
+    return examine(arguments.counters)
 
 
 def _recipe_path(given: str) -> Path:
@@ -229,6 +239,7 @@ def _plan(arguments: argparse.Namespace, path: Path) -> RunPlan:
         vram_gib=arguments.vram,
         steps=arguments.steps,
         seed=arguments.seed,
+        counters=arguments.counters,
     )
 
 

@@ -30,6 +30,9 @@ ENOUGH_SHM = 1 << 30
 SCREEN = (80, 24)
 """Columns and rows from which on every panel has its place."""
 
+ESTIMATES = "how busy the Tensor Cores are is an estimate from kernels and FLOPs"
+DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
+
 LIBRARIES = (
     ("transformers", "its models and tokenizers"),
     ("peft", "LoRA"),
@@ -61,12 +64,28 @@ class Offer:
     """Whether it has the counters of NVML's GPM."""
 
 
-def doctor() -> int:
-    """Print the report; the exit status, which is 0 whatever is missing."""
+def doctor(counters: bool = False) -> int:
+    """Print the report; the exit status is 0 whatever is missing.
+
+    With `counters` CUPTI's are checked too, which starts CUDA; the status is 1 where they can't be trusted.
+    """
     cells = min(shutil.get_terminal_size((100, 24)).columns, 110)
-    for finding in findings():
+
+    def say(finding: Finding) -> None:
         print("\n".join(lines(finding, cells)), flush=True)
-    return 0
+
+    for finding in findings():
+        say(finding)
+    if not counters:
+        return 0
+    try:
+        from tui3090.counters_check import check_counters
+
+        sentence, right = check_counters()
+    except ImportError:
+        sentence, right = "not checked: torch can't be imported", False
+    say(Finding("counters", sentence, "" if right else ESTIMATES))
+    return 0 if right else 1
 
 
 def lines(finding: Finding, cells: int) -> list[str]:
@@ -210,11 +229,25 @@ def _tensor_cores(offer: Offer) -> Finding:
     sources += ["kernels by the profiler (r)", "counted FLOPs"]
     cost = []
     if not offer.gpm:
-        cost.append("no GPM counters (H100 or newer): shares are estimates from kernels and FLOPs")
+        cupti = f"run --counters samples CUPTI's (not yet verified on hardware){_admin_only()}"
+        cost.append(f"no GPM counters (H100 or newer): {ESTIMATES}; {cupti}")
     if known is None:
         cost.append("this card's peak is not known: TFLOPS without MFU")
     peaks = f"; MFU against {known / 1e12:.4g} TFLOPS" if known else ""
     return Finding("  Tensor Cores", f"by {', '.join(sources)}{peaks}", "; ".join(cost))
+
+
+def _admin_only() -> str:
+    """That the driver keeps its counters for the admin, if it does."""
+    try:
+        kept = "RmProfilingAdminOnly: 1" in DRIVER_PARAMETERS.read_text()
+    except OSError:
+        return ""
+    return (
+        ", but the driver keeps counters for root (NVreg_RestrictProfilingToAdminUsers)"
+        if kept and os.geteuid()
+        else ""
+    )
 
 
 def _torch(driver: str, offers: Sequence[Offer]) -> Iterator[Finding]:

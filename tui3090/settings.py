@@ -299,3 +299,5 @@ class RunPlan:
     """Optimizer steps after which the run ends; None: as the recipe says."""
     seed: int | None = None
     """None: the recipe's."""
+    counters: bool = False
+    """Whether CUPTI may sample the card's counters, which may hold its clocks."""

@@ -43,6 +43,7 @@ def found(name: str) -> Finding:
 class TestCards:
     def test_a_3090(self, machine: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
         fake_torch(monkeypatch)
+        monkeypatch.setattr(doctor, "DRIVER_PARAMETERS", Path("/nowhere/params"))
         machine.cards[0].processes = [(os.getpid(), 1 * GIB), (1001, 8 * GIB)]
         machine.cards[0].used = 9 * GIB
         assert found("driver") == Finding("driver", "NVIDIA 580.159, runs CUDA up to 12.8")
@@ -54,7 +55,10 @@ class TestCards:
         assert found("precision").text == "compute capability 8.6: bf16, fp16 and TF32 on the Tensor Cores"
         cores = found("Tensor Cores")
         assert cores.text == "by kernels by the profiler (r), counted FLOPs; MFU against 71 TFLOPS"
-        assert cores.cost == "no GPM counters (H100 or newer): shares are estimates from kernels and FLOPs"
+        assert cores.cost == (
+            "no GPM counters (H100 or newer): how busy the Tensor Cores are is an estimate from kernels and FLOPs; "
+            "run --counters samples CUPTI's (not yet verified on hardware)"
+        )
         assert found("torch") == Finding("torch", "2.11.0, built for CUDA 12.8")
         assert machine.open == 0
 
@@ -69,6 +73,20 @@ class TestCards:
         assert found("Tensor Cores") == Finding(
             "  Tensor Cores", "by GPM counters, kernels by the profiler (r), counted FLOPs; MFU against 989 TFLOPS"
         )
+
+    def test_counters_that_the_driver_keeps_for_root(
+        self, machine: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        fake_torch(monkeypatch)
+        parameters = tmp_path / "params"
+        parameters.write_text("EnableMSI: 1\nRmProfilingAdminOnly: 1\n")
+        monkeypatch.setattr(doctor, "DRIVER_PARAMETERS", parameters)
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        assert found("Tensor Cores").cost.endswith(
+            "but the driver keeps counters for root (NVreg_RestrictProfilingToAdminUsers)"
+        )
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        assert found("Tensor Cores").cost.endswith("(not yet verified on hardware)")
 
     def test_a_hidden_card(self, machine: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
         fake_torch(monkeypatch)
