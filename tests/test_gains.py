@@ -14,7 +14,7 @@ import pytest
 from tests.dashboard.views import NOW, started, step
 from tui3090.gains import Gains, compare, course, verdict
 from tui3090.link import Outlet
-from tui3090.records import Changed, Gain, Reading, Record, State, StepRecord, from_object
+from tui3090.records import Changed, Gain, Reading, Record, Resumed, State, StepRecord, from_object
 from tui3090.runlog import RecordReader, RunFolder, RunLog
 
 GIB = 1 << 30
@@ -159,6 +159,12 @@ class TestTooLittle:
         over = State(time=NOW + 9, state="finished")
         (gain,) = gains_of(WARM_UP, windows([1.0] * 20), change(), windows([0.5] * 10), over)
         assert (gain.windows_after, gain.time) == (7, NOW + 9)
+
+    def test_going_back_to_a_save_begins_anew(self) -> None:
+        back = Resumed(time=NOW, step=50, name="step-00000050")
+        assert gains_of(WARM_UP, windows([1.0] * 20), change(), windows([0.5] * 20), back, windows([0.5] * 40)) == []
+        (gain,) = gains_of(back, WARM_UP, windows([1.0] * 9), change(), windows([0.5] * 40))
+        assert gain.windows_before == 9
 
     def test_progress(self) -> None:
         gains = Gains()

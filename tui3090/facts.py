@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from tui3090.gains import Settling, measured
-from tui3090.records import Available, Changed, Event, Gain, Reading, Record, Started, StepRecord
+from tui3090.records import Available, Changed, Event, Gain, Reading, Record, Resumed, Started, StepRecord
 from tui3090.settings import BY_NAME, Settings, Value
 
 LEAST_WINDOWS, LEAST_S = 10, 3.0
@@ -74,6 +74,8 @@ class Facts:
             case Changed(technique=technique, new=new):
                 if technique in BY_NAME:
                     self.settings = self._having(technique, new)
+                self._begin_again()
+            case Resumed():
                 self._begin_again()
             case Gain():
                 self.gains.append(record)

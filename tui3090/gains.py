@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tui3090.records import OVER, Changed, Gain, Reading, Record, Started, State, StepRecord
+from tui3090.records import OVER, Changed, Gain, Reading, Record, Resumed, Started, State, StepRecord
 
 SETTLING_WINDOWS, SETTLING_S = 3, 1.0
 """After a change windows count from when both are over."""
@@ -68,6 +68,9 @@ class Gains:
                 self._unit = unit
             case State(state=state) if state in OVER:
                 return self._finish(record.time)
+            case Resumed():
+                self._measuring, self._epoch = None, 0
+                self._side, self._settling = _Side(), Settling()
         return None
 
     def _step(self, record: StepRecord) -> Gain | None:

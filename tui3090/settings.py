@@ -301,3 +301,15 @@ class RunPlan:
     """None: the recipe's."""
     counters: bool = False
     """Whether CUPTI may sample the card's counters, which may hold its clocks."""
+    folder: Path | None = None
+    """The run's; None: nothing is saved."""
+    resume: bool = False
+    """Go on from the newest whole save in the folder."""
+    optimizer_state: str = "keep"
+    """What becomes of the optimizer's state at a resume: keep, matching (parameters of the same name) or new."""
+    save_minutes: float = 10.0
+    """A save after so many minutes; 0: none."""
+    save_steps: int = 0
+    """A save after so many optimizer steps; 0: none."""
+    keep: int = 2
+    """Saves that are kept, besides the best one by eval loss and the last one before a divergence."""

@@ -25,7 +25,7 @@ from tests.dashboard.views import (
 from tui3090.dashboard.panels import changes, footer, header, techniques, try_next
 from tui3090.dashboard.panels.footer import ANSWERED_S
 from tui3090.dashboard.view import Pending, View
-from tui3090.records import Available, Changed, Event, Reading, State
+from tui3090.records import Available, Changed, Event, Reading, Resumed, State
 from tui3090.settings import CORES, TECHNIQUES, Settings
 
 TRAINING = State(time=NOW - 800, state="training")
@@ -220,6 +220,14 @@ class TestChanges:
             "step  key     tokens/s       ms/step  loss  change  by",
             " 902  + 2     10 780→10 790  760→530  same  same    out of memory",
         ]
+
+    def test_what_a_save_takes_back_has_no_gain_any_more(self) -> None:
+        seen = running()
+        seen.absorb(
+            [Changed(time=NOW, step=251, technique="amp", old="off", new="bf16"), gain(251, "amp", "off", "bf16")]
+        )
+        seen.absorb([Resumed(time=NOW, step=200, name="step-00000200")])
+        assert (len(seen.changes), seen.gains) == (0, {})
 
     def test_how_far_a_measurement_is(self) -> None:
         seen = running()

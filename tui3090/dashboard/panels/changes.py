@@ -35,7 +35,7 @@ def rows(view: View, cells: int, height: int, now: float) -> list[Row]:
     shown = list(view.changes)[-room:] if room > 0 else []
     if not shown and not view.pending:
         return [[("none yet: a technique's key, pressed while it trains, makes one", "dim")]]
-    gains = [gain for change in shown if (gain := view.gains.get((change.step, change.technique))) is not None]
+    gains = [gain for change in shown if (gain := view.gains.get(_key(change))) is not None]
     start = max((width(_what(change.technique, change.old, change.new)) for change in shown), default=6)
     start = min(max(start, 6), 16)
     steps = max([len("step"), *(width(number(change.step)) for change in shown)])
@@ -61,6 +61,11 @@ def key_of(technique: Technique, old: Value, new: Value) -> str:
     return technique.back if backwards else technique.key
 
 
+def _key(record: Changed | Gain) -> tuple[int, str, Value]:
+    """What a change and its gain have in common."""
+    return record.step, record.technique, record.new
+
+
 def _what(name: str, old: Value, new: Value) -> str:
     """`a bf16`, `c all`, `+ 2`."""
     technique = BY_NAME.get(name)
@@ -76,7 +81,7 @@ def _columns(
     measured = [gain for gain in gains if gain.verdict != "noisy"]
     if not measured:
         return []
-    by = {(change.step, change.technique): change.origin for change in shown if change.origin != "key"}
+    by = {_key(change): change.origin for change in shown if change.origin != "key"}
     possible: list[Column] = [
         (f"{clean(measured[-1].unit)}/s", _rate),
         ("peak GiB", _peak),
@@ -87,7 +92,7 @@ def _columns(
         ("MFU %", lambda gain: _shares(gain.mfu_before, gain.mfu_after)),
         ("TFLOPS", lambda gain: _two(_tera(gain.flops_s_before), _tera(gain.flops_s_after))),
         ("TC busy %", lambda gain: _shares(gain.tensor_core_before, gain.tensor_core_after)),
-        ("by", lambda gain: (clean(by.get((gain.step, gain.technique), "key")), "dim")),
+        ("by", lambda gain: (clean(by.get(_key(gain), "key")), "dim")),
     ]
     order = ("by", "loss", "peak GiB", "ms/step", "change", "stall %", "MFU %", "TC busy %", "TFLOPS")
     wanted = [possible[0], *sorted(possible[1:], key=lambda column: order.index(column[0]))]
@@ -111,7 +116,7 @@ def _changed(
         (f"{number(change.step):>{sizes[0]}}{' ' * GAP}", "plain"),
         (fit(_what(change.technique, change.old, change.new), sizes[1]), "bold"),
     ]
-    gain = view.gains.get((change.step, change.technique))
+    gain = view.gains.get(_key(change))
     origin = f"  by {clean(change.origin)}" if change.origin != "key" else ""
     if gain is None:
         return [*row, (f"{' ' * GAP}{_unmeasured(view, change)}{origin}", "dim")]
