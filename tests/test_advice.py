@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -86,6 +86,19 @@ class TestStarved:
         assert found(facts, "starved") == Advice(
             "w", "1 loader worker", "the loader starves it 50 % of the time, with 0 workers", "up to +100 %", 1.0
         )
+
+    def test_no_more_is_promised_than_the_workers_can_load(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(advice_module, "CORES", 8)
+        monkeypatch.setattr(
+            advice_module, "BY_NAME", {**BY_NAME, "workers": replace(BY_NAME["workers"], values=(0, 1, 2, 4, 8))}
+        )
+        starved = steady(seconds=1.0, stall_s=0.9, wait_s=0.9)
+        advice = found(run(starved), "starved")
+        assert advice is not None
+        assert (advice.what, advice.gain) == ("8 loader workers", "up to +789 %")  # 0.9 s of loading by 8 of them
+        more = found(run(starved, settings=Settings(workers=1)), "starved")
+        assert more is not None
+        assert (more.what, more.gain) == ("2 loader workers", "up to +100 %")
 
     def test_a_small_stall_and_one_of_a_loaders_start_are_none(self) -> None:
         assert found(run(steady(seconds=1.0, stall_s=0.04, wait_s=0.9)), "starved") is None

@@ -150,7 +150,6 @@ def starved(facts: Facts) -> Advice | None:
     if stall < STARVED:
         return None
     workers, wait = facts.settings.workers, facts.share("wait_s")
-    gain = _won(stall, "up to ")
     weight = min(4.0, stall / max(0.2, 1 - stall))
     # without workers the wait is the whole loading: so many processes load as fast as the rest of a step takes
     needed = math.ceil(wait / max(0.05, 1 - wait)) if workers == 0 else workers + 1
@@ -158,7 +157,10 @@ def starved(facts: Facts) -> Advice | None:
     value = next((v for v in offered if v >= needed), offered[-1] if offered else 0)
     reason = f"the loader starves it {_percent(stall)} of the time, with {workers} workers"
     if value and value <= CORES and facts.can("workers") and not facts.tried("workers", value):
+        least = wait / value if workers == 0 else workers / value  # what loading still takes
+        gain = _won(min(stall, 1 - least), "up to ")
         return Advice("w", f"{value} loader worker{'s' if value > 1 else ''}", reason, gain, weight)
+    gain = _won(stall, "up to ")
     if facts.cuda and facts.settings.prefetch == 0 and facts.can("prefetch") and not facts.tried("prefetch", 2):
         return Advice("p", "prefetch to the card", reason, gain, weight)
     return Advice("", "cheaper samples: prepare or cache them", reason, gain, weight)

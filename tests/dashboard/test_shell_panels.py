@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -26,6 +27,7 @@ from tui3090.dashboard.panels import changes, footer, header, techniques, try_ne
 from tui3090.dashboard.panels.footer import ANSWERED_S
 from tui3090.dashboard.view import Pending, View
 from tui3090.records import Available, Changed, Event, Reading, Resumed, State
+from tui3090.runlog import RecordReader
 from tui3090.settings import CORES, TECHNIQUES, Settings
 
 TRAINING = State(time=NOW - 800, state="training")
@@ -228,6 +230,13 @@ class TestChanges:
         )
         seen.absorb([Resumed(time=NOW, step=200, name="step-00000200")])
         assert (len(seen.changes), seen.gains) == (0, {})
+
+    def test_the_gains_of_a_log_that_holds_none(self) -> None:
+        seen = view(*RecordReader(Path(__file__).parent.parent / "data" / "h200.jsonl").read(), live=False)
+        assert texts(changes.rows(seen, 66, 6, NOW))[1:3] == [
+            " 137  a bf16       146 100→294 300  10.6→8.9  56.1→27.8  same",
+            " 275  c every 2nd  not measured: too few steps before the next",
+        ]
 
     def test_how_far_a_measurement_is(self) -> None:
         seen = running()

@@ -187,7 +187,7 @@ class View:
     gains: dict[tuple[int, str, Value], Gain] = field(default_factory=dict)
     """Step, technique and new value of a change -> what it brought, once that is known."""
     measuring: Gains = field(default_factory=Gains)
-    """For its progress; the gains themselves come as records."""
+    """For its progress, and for the gains of a log that holds none."""
     facts: Facts = field(default_factory=Facts)
     """What advice is drawn from."""
     _advice: list[Advice] = field(default_factory=list)
@@ -257,8 +257,9 @@ class View:
             any_ = True
             if self.first_time is None:
                 self.first_time = record.time
-            self.measuring.absorb(record)
             self.facts.absorb(record)
+            if (gain := self.measuring.absorb(record)) is not None:
+                self._brought(gain)
             match record:
                 case StepRecord():
                     self._step(record)
@@ -275,9 +276,7 @@ class View:
                     if self.live:
                         self.answer, self.answer_time = told.text, told.time
                 case Gain():
-                    self.gains[record.step, record.technique, record.new] = record
-                    if len(self.gains) > (self.changes.maxlen or 0):
-                        del self.gains[next(iter(self.gains))]
+                    self._brought(record)
                 case Refused():
                     self._settled(record.technique, record.value)
                     self.events.append(Event(time=record.time, level="info", source="key", text=record.reason))
@@ -308,6 +307,11 @@ class View:
                     self.begun = Settings.from_short(record.settings)
                     self.in_force.clear()
         return any_
+
+    def _brought(self, gain: Gain) -> None:
+        self.gains[gain.step, gain.technique, gain.new] = gain
+        if len(self.gains) > (self.changes.maxlen or 0):
+            del self.gains[next(iter(self.gains))]
 
     def _back_to(self, record: Resumed) -> None:
         """Training goes on from a save: what came after it is no part of the run."""

@@ -82,6 +82,7 @@ def _columns(
     if not measured:
         return []
     by = {_key(change): change.origin for change in shown if change.origin != "key"}
+    unit, scale = ("TFLOPS", 1e12) if max(gain.flops_s_after or 0.0 for gain in measured) >= 1e11 else ("GFLOPS", 1e9)
     possible: list[Column] = [
         (f"{clean(measured[-1].unit)}/s", _rate),
         ("peak GiB", _peak),
@@ -90,11 +91,11 @@ def _columns(
         ("change", _change),
         ("stall %", lambda gain: _shares(gain.stall_before, gain.stall_after)),
         ("MFU %", lambda gain: _shares(gain.mfu_before, gain.mfu_after)),
-        ("TFLOPS", lambda gain: _two(_tera(gain.flops_s_before), _tera(gain.flops_s_after))),
+        (unit, lambda gain: _two(_in(gain.flops_s_before, scale), _in(gain.flops_s_after, scale))),
         ("TC busy %", lambda gain: _shares(gain.tensor_core_before, gain.tensor_core_after)),
         ("by", lambda gain: (clean(by.get(_key(gain), "key")), "dim")),
     ]
-    order = ("by", "loss", "peak GiB", "ms/step", "change", "stall %", "MFU %", "TC busy %", "TFLOPS")
+    order = ("by", "loss", "peak GiB", "ms/step", "change", "stall %", "MFU %", "TC busy %", unit)
     wanted = [possible[0], *sorted(possible[1:], key=lambda column: order.index(column[0]))]
     taken: list[str] = []
     sizes: dict[str, int] = {}
@@ -188,8 +189,8 @@ def _shares(before: float | None, after: float | None) -> Cell:
     return _two(number(before * 100, 1), number(after * 100, 1))
 
 
-def _tera(flops: float | None) -> str:
-    return UNKNOWN if flops is None else rounded(flops / 1e12)
+def _in(flops: float | None, scale: float) -> str:
+    return UNKNOWN if flops is None else rounded(flops / scale)
 
 
 def _digits(rate: float) -> str:
