@@ -46,7 +46,8 @@ def plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunPlan, 
 def test_options_reach_the_run(plans: list[tuple[RunPlan, Path, bool, bool]]) -> None:
     line = (
         "run train.py --amp bf16 --checkpointing all --accumulate 4 --graph --no-tf32 --workers 2 --prefetch off "
-        "--device cuda --vram 24 --steps 100 --seed 3 --run-dir here --headless --exit -- --batch-size 16 --size=gpt2"
+        "--device cuda --vram 24 --steps 100 --seed 3 --counters --run-dir here --headless --exit "
+        "-- --batch-size 16 --size=gpt2"
     )
     assert cli.main(line.split()) == 7
     [(plan, folder, headless, leave)] = plans
@@ -54,7 +55,7 @@ def test_options_reach_the_run(plans: list[tuple[RunPlan, Path, bool, bool]]) ->
     assert plan.asked == {"amp", "checkpointing", "accumulate", "graph", "tf32", "workers", "prefetch"}
     assert plan.options == {"size": "gpt2", "batch_size": 16, "lr": 1e-3}
     assert (plan.recipe, plan.name, plan.device) == (Path("train.py"), "train", "cuda:0")
-    assert (plan.vram_gib, plan.steps, plan.seed) == (24.0, 100, 3)
+    assert (plan.vram_gib, plan.steps, plan.seed, plan.counters) == (24.0, 100, 3, True)
     assert (folder, headless, leave) == (Path("here"), True, True)
 
 

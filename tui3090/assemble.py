@@ -142,6 +142,7 @@ def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
         unit="tokens" if first.tokens else "samples",
         torch=torch.__version__,
         settings=settings.short(),
+        memory_cap=None if plan.vram_gib is None else round(plan.vram_gib * 2**30),
     )
     emit(started)
     max_steps = plan.steps if plan.steps is not None else recipe.max_steps

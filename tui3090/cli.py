@@ -1,4 +1,4 @@
-"""The commands: `tui3090 run`, `show` and `new`. Nothing heavy is imported before it is needed."""
+"""The commands: `tui3090 run`, `show`, `new` and `doctor`. Nothing heavy is imported before it is needed."""
 
 from __future__ import annotations
 
@@ -113,6 +113,15 @@ def make_parser() -> Parser:
     new_parser = commands.add_parser("new", help="write a commented train.py to start from", allow_abbrev=False)
     new_parser.add_argument("file", type=Path, help="the file to write, e.g. train.py")
     new_parser.set_defaults(command=new)
+    doctor_parser = commands.add_parser(
+        "doctor", help="say what this machine offers, and what each missing thing costs", allow_abbrev=False
+    )
+    doctor_parser.add_argument(
+        "--counters",
+        action="store_true",
+        help="check CUPTI's counters against known matmuls on the card (some seconds; not yet verified on hardware)",
+    )
+    doctor_parser.set_defaults(command=doctor)
     return parser
 
 
@@ -128,6 +137,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vram", type=_positive, metavar="GIB", help="cap torch's memory on the card, e.g. at 24")
     parser.add_argument("--steps", type=_at_least(1), metavar="N", help="end after N optimizer steps")
     parser.add_argument("--seed", type=_at_least(0), metavar="N", help="of order, data and dropout (default: recipe's)")
+    parser.add_argument(
+        "--counters",
+        action="store_true",
+        help="sample the Tensor Cores by CUPTI; may hold the card's clocks, and not yet verified on hardware",
+    )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder (default: runs/<date>-<name>)")
     parser.add_argument("--headless", action="store_true", help="plain lines instead of the dashboard")
     parser.add_argument("--exit", action="store_true", help="leave the dashboard when the run is over")
@@ -335,6 +349,13 @@ def new(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def doctor(arguments: argparse.Namespace) -> int:
+    """`tui3090 doctor`: say what this machine offers."""
+    from tui3090.doctor import doctor as examine
+
+    return examine(arguments.counters)
+
+
 def _recipe_path(given: str) -> Path:
     """The file that the command names: a path, or the name of a bundled recipe."""
     path = Path(given)
@@ -355,6 +376,7 @@ def _plan(arguments: argparse.Namespace, path: Path) -> RunPlan:
         vram_gib=arguments.vram,
         steps=arguments.steps,
         seed=arguments.seed,
+        counters=arguments.counters,
         optimizer_state=arguments.optimizer_state,
         save_minutes=arguments.save_minutes,
         save_steps=arguments.save_steps,

@@ -70,6 +70,8 @@ class Started(Record):
     """torch's version."""
     settings: str
     """`Settings.short()` at the start."""
+    memory_cap: int | None = None
+    """Bytes of the card's memory that torch may take; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,8 @@ class StepRecord(Record):
     """The host's wait for the loader."""
     stall_s: float
     """Time in which the device had nothing to do because the batch was not there."""
+    padding: int = 0
+    """Tokens of padding that ran beside them."""
     skipped: str = ""
     """Why no update was made: 'overflow' (the scaler's), 'not finite', 'no labels'; empty: it was made."""
     loss_scale: float | None = None
@@ -299,6 +303,50 @@ class Changed(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gain(Record):
+    """What a change brought, from equal work before and after it in steady state (gains.py): medians of samples, but
+    of stall and FLOPs the totals."""
+
+    type: ClassVar[str] = "gain"
+    step: int
+    """As in its `Changed`."""
+    technique: str
+    old: Value
+    new: Value
+    verdict: str
+    """Of the throughput: faster, slower, same, or noisy: too noisy to tell."""
+    noise: float
+    """How far the change of throughput may be off, a share."""
+    windows_before: int
+    windows_after: int
+    unit: str
+    """What throughput is counted in: tokens or samples."""
+    rate_before: float
+    """Throughput per second."""
+    rate_after: float
+    step_s_before: float
+    """Seconds a step."""
+    step_s_after: float
+    peak_before: int | None
+    """Bytes allocated at the most between the change before and this one."""
+    peak_after: int | None
+    """Since the change, capture included."""
+    stall_before: float
+    """Data stall over the time."""
+    stall_after: float
+    flops_s_before: float | None
+    """Model FLOPs per second."""
+    flops_s_after: float | None
+    mfu_before: float | None
+    mfu_after: float | None
+    tensor_core_before: float | None
+    """By the hardware counters."""
+    tensor_core_after: float | None
+    loss: str
+    """Whether it stayed on its course: same, higher, not finite; empty: it can't be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Record):
     """A change that was asked for and can't be had."""
 
@@ -378,6 +426,7 @@ RECORD_TYPES: dict[str, type[Record]] = {
         Activations,
         Reading,
         Changed,
+        Gain,
         Refused,
         Evaluated,
         Saved,

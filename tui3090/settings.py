@@ -309,6 +309,8 @@ class RunPlan:
     """Optimizer steps after which the run ends; None: as the recipe says."""
     seed: int | None = None
     """None: the recipe's."""
+    counters: bool = False
+    """Whether CUPTI may sample the card's counters, which may hold its clocks."""
     folder: Path | None = None
     """The run's; None: nothing is saved."""
     resume: bool = False

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
-from tests.dashboard.views import GIB, HOSTILE, NOW, started, step
+from tests.dashboard.views import GIB, HOSTILE, NOW, gain, started, step
 from tui3090.dashboard import app as app_module
 from tui3090.dashboard.app import Dashboard, theme
 from tui3090.dashboard.governor import Governor
@@ -87,6 +87,8 @@ def trained() -> list[Record]:
         records.append(step(n, time=NOW - 0.3 - (1412 - n) * 0.5, loss=loss, seconds=0.5, stall_s=0.01, wait_s=0.1))
         if n == 250:
             records.append(Changed(time=NOW - 580, step=251, technique="amp", old="off", new="bf16"))
+        if n == 275:
+            records.append(gain(251, "amp", "off", "bf16"))
         if n == 900:
             records.append(Changed(time=NOW - 250, step=901, technique="accumulate", old=1, new=2))
     reading = Reading(
@@ -258,7 +260,7 @@ class TestKeys:
             await pilot.press("c")
             await until_reads(pilot, "▸ every 2nd, from step 1 414")
             await until(pilot, lambda: source.sent == [Change("checkpointing", 2)])
-            await until_reads(pilot, "at the step's end")
+            await until_reads(pilot, "waiting for the step to end")
             source.waiting = [Changed(time=NOW, step=1414, technique="checkpointing", old=0, new=2)]
             await until_reads(pilot, "off → every 2nd")
 

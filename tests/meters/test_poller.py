@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import fields
+from typing import ClassVar
 
 import pynvml
 import pytest
@@ -298,3 +299,27 @@ def test_it_needs_neither_torch_nor_textual_and_its_import_is_light():
         "assert not {'torch', 'textual', 'rich'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_counters_are_read_on_the_trainers_card_where_they_were_asked_for(watching, monkeypatch):
+    closed = []
+
+    class Pipe:
+        last: ClassVar = {}
+
+        def read(self, device):
+            return {"tensor_core": device / 4, "tensor_core_source": "CUPTI"}
+
+        def close(self):
+            closed.append(True)
+
+    monkeypatch.setattr("tui3090.meters.counters.PipeMeter", Pipe)
+    allocator = FakeAllocator()
+    allocator.device = 3
+    watched = watching(counters=True)
+    assert watched.reading().tensor_core is None
+    watched.poller.watch("GPU-bbbb", allocator)
+    reading = watched.until(lambda reading: reading.tensor_core is not None)
+    assert (reading.tensor_core, reading.tensor_core_source) == (0.75, "CUPTI")
+    watched.poller.stop()
+    assert closed == [True]

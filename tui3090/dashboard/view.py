@@ -12,6 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from tui3090.advice import Advice, advise
+from tui3090.facts import Facts
+from tui3090.gains import Gains
 from tui3090.records import (
     OVER,
     Activations,
@@ -19,6 +22,7 @@ from tui3090.records import (
     Changed,
     Evaluated,
     Event,
+    Gain,
     Phases,
     Profiled,
     Reading,
@@ -39,6 +43,8 @@ POINTS = 4096
 """A curve's points at the most: when they are full, neighbours are merged two by two."""
 NAMES = 32
 """Different stages and reasons that are kept; a run of ours has a handful, a log from elsewhere may have any number."""
+ADVISE_S = 2.0
+"""Between two times that advice is drawn from the records."""
 PRINTED = 1000
 """Different lines of output that are kept."""
 
@@ -212,6 +218,15 @@ class View:
     pending: dict[str, Pending] = field(default_factory=dict)
     """Technique -> what its key asked for, until it is in force."""
     changes: deque[Changed] = field(default_factory=lambda: deque(maxlen=200))
+    gains: dict[tuple[int, str, Value], Gain] = field(default_factory=dict)
+    """Step, technique and new value of a change -> what it brought, once that is known."""
+    measuring: Gains = field(default_factory=Gains)
+    """For its progress, and for the gains of a log that holds none."""
+    facts: Facts = field(default_factory=Facts)
+    """What advice is drawn from."""
+    _advice: list[Advice] = field(default_factory=list)
+    _advised: tuple[float, int] = (-math.inf, 0)
+    """Time and number of changes when it was last drawn."""
     evaluated: deque[Evaluated] = field(default_factory=lambda: deque(maxlen=200))
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=1000))
     warnings: int = 0
@@ -260,6 +275,14 @@ class View:
         done = sum([(step.tokens if tokens else step.samples) * step.steps for step in self.recent])
         return (done / seconds if seconds > 0 else None), "tok/s" if tokens else "samples/s"
 
+    def advice(self) -> list[Advice]:
+        """What to try next; drawn anew after a change and every `ADVISE_S`, by the records' time."""
+        last = self.reading.time if self.reading is not None else self.step.time if self.step is not None else 0.0
+        changes = len(self.facts.gains) + len(self.changes)
+        if not abs(last - self._advised[0]) < ADVISE_S or changes != self._advised[1]:
+            self._advice, self._advised = advise(self.facts), (last, changes)
+        return self._advice
+
     def _recent_seconds(self) -> float:
         return sum([step.seconds * step.steps for step in self.recent])
 
@@ -270,6 +293,9 @@ class View:
             any_ = True
             if self.first_time is None:
                 self.first_time = record.time
+            self.facts.absorb(record)
+            if (gain := self.measuring.absorb(record)) is not None:
+                self._brought(gain)
             match record:
                 case StepRecord():
                     self._step(record)
@@ -296,6 +322,8 @@ class View:
                     self.events.append(told)
                     if self.live:
                         self.answer, self.answer_time = told.text, told.time
+                case Gain():
+                    self._brought(record)
                 case Refused():
                     self._settled(record.technique, record.value)
                     self.events.append(Event(time=record.time, level="info", source="key", text=record.reason))
@@ -331,6 +359,11 @@ class View:
                     self.in_force.clear()
         return any_
 
+    def _brought(self, gain: Gain) -> None:
+        self.gains[gain.step, gain.technique, gain.new] = gain
+        if len(self.gains) > (self.changes.maxlen or 0):
+            del self.gains[next(iter(self.gains))]
+
     def _back_to(self, record: Resumed) -> None:
         """Training goes on from a save: what came after it is no part of the run."""
         self.loss.back_to(record.step)
@@ -338,6 +371,7 @@ class View:
         for kept in (self.changes, self.evaluated):
             while kept and kept[-1].step > record.step:
                 kept.pop()
+        self.gains = {key: gain for key, gain in self.gains.items() if gain.step <= record.step}
         told = f"goes on from {record.name}, step {record.step}"
         self.events.append(Event(time=record.time, level="info", source="save", text=told))
         if self.live:
