@@ -23,6 +23,8 @@ from tui3090.recipe import Recipe, RecipeError
 from tui3090.settings import Settings
 from tui3090.techniques.amp import autocast, scaler
 from tui3090.techniques.checkpointing import checkpointed
+from tui3090.techniques.compile import Compiled
+from tui3090.techniques.offload import Offload
 from tui3090.techniques.tf32 import matmuls
 
 
@@ -77,6 +79,8 @@ class Step:
         self.device = device
         self.settings = Settings()
         self.scaler = scaler(device)
+        self.compiled = Compiled(model, blocks)
+        self.offload = Offload(model, blocks, device)
         self.place = place
         """Brings a micro-batch's tensors to the device."""
         self.waits_for_nothing = waits_for_nothing(optimizer)
@@ -148,7 +152,12 @@ class Step:
         """Forward under autocast, backward of the scaled share of the loss; adds to gradients and loss."""
         if first:
             self.zero()
-        with matmuls(self.settings), checkpointed(self.model, self._blocks, self.settings.checkpointing):
+        with (
+            matmuls(self.settings),
+            self.compiled.in_force(self.settings),
+            checkpointed(self.model, self._blocks, self.settings.checkpointing),
+            self.offload.in_force(self.settings),
+        ):
             with autocast(self.device, self.settings):
                 loss = _scalar(self._loss_of(self.model, batch))
             share = loss * self._share

@@ -51,6 +51,8 @@ class Machine:
     torch_version: tuple[int, int] = (0, 0)
     blocks: int = 0
     """Layers that checkpointing can cut at."""
+    no_compiler: str = ""
+    """Why torch.compile can compile nothing here, a sentence; empty: it can."""
     indexed: bool = True
     """Whether samples are fetched by index; an iterable dataset's are not."""
 

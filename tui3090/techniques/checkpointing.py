@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from tui3090.meters.flops import recompute_context
 from tui3090.rewind import running_statistics
 from tui3090.settings import Settings
+from tui3090.techniques.blocks import forward_replaced, no_key_value_cache
 
 if TYPE_CHECKING:
     from tui3090.techniques import Machine
@@ -56,13 +57,9 @@ def checkpointed(model: nn.Module, blocks: Sequence[nn.Module], every: int) -> I
         yield
         return
     with ExitStack() as undo:
-        config: Any = getattr(model, "config", None)
-        if getattr(config, "use_cache", False):  # a key-value cache can't be filled twice
-            undo.callback(setattr, config, "use_cache", True)
-            config.use_cache = False
+        undo.enter_context(no_key_value_cache(model))
         for block in blocks[::every]:
-            block.forward = _recomputed(block)
-            undo.callback(delattr, block, "forward")
+            undo.enter_context(forward_replaced(block, _recomputed(block)))
         yield
 
 
