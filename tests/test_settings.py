@@ -103,6 +103,7 @@ def test_on_the_cpu_everything_says_whether_it_can_be_had() -> None:
         "amp",
         "checkpointing",
         "accumulate",
+        "compile",
         "workers",
         "lr",
     }

@@ -126,9 +126,9 @@ class TestTechniques:
             " c   checkpointing  off       ▸ every 2nd, step 1 414",
             "≈+ - accumulation   2         32 samples a step",
             " g   graph replay   –         needs a CUDA card",
-            " k   torch.compile  –         not in this version",
+            " k   torch.compile  off",
             "≈t   TF32           off",
-            " o   offload        –         not in this version",
+            " o   offload        off",
             f" w   loader workers 0         of {CORES} core{'s' if CORES > 1 else ''}",
             " p   prefetch       off",
             "≈] [ learning rate  × 1       now 3.82e-05",
@@ -140,7 +140,7 @@ class TestTechniques:
         seen.pending["graph"] = Pending(True, NOW, sent=True)
         assert texts(techniques.rows(seen, 78, 3, NOW)) == [
             "a AMP bf16         c ckpt off         +- accum 1         g graph off ▸ on",
-            "k compile –        t TF32 off         o offload –        w workers 0",
+            "k compile off      t TF32 off         o offload off      w workers 0",
             "p prefetch off     ][ lr × 1",
         ]
 

@@ -25,13 +25,9 @@ if TYPE_CHECKING:
 
 
 def unavailable(machine: Machine, settings: Settings) -> str | None:
-    """It needs blocks to cut at, and for a captured step a torch that can rewind random offsets in a capture."""
-    if not settings.checkpointing:
-        return None
-    if not machine.blocks:
+    """It needs blocks to cut at."""
+    if settings.checkpointing and not machine.blocks:
         return "The model has no list of two or more equal blocks to cut at: give Recipe(blocks=[...])."
-    if settings.graph and machine.torch_version < (2, 10):
-        return "Checkpointing inside graph replay needs torch 2.10 or newer: its dropout would differ."
     return None
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tui3090.techniques import Machine
 
 BACKEND = "inductor"
-OPTIONS = {"fallback_random": True}
+OPTIONS: dict[str, Any] = {"fallback_random": True}
 """Dropout draws what it draws in eager: inductor's own draws would be cheaper, and others."""
 VARIANTS = 8
 """Compilations of a block (shapes, mostly) for one precision at the most; further ones run uncompiled."""
@@ -56,10 +56,10 @@ def missing_compiler(device: torch.device) -> str:
     if device.type == "cuda":
         if find_spec("triton") is None:
             return "compile unavailable: Triton, which makes the kernels, is not installed (pip install triton)."
-        given, known = os.environ.get("CC"), ("gcc", "clang")
+        given, known = os.environ.get("CC"), ["gcc", "clang"]
     else:
-        given, known = os.environ.get("CXX"), ("g++",)
-    names = (given.split()[0],) if given and given.split() else known
+        given, known = os.environ.get("CXX"), ["g++"]
+    names = given.split()[:1] if given and given.strip() else known
     if not any(shutil.which(name) for name in names):
         return f"compile unavailable: no compiler ({' or '.join(names)} is not on the PATH; apt install g++)."
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
@@ -104,7 +104,7 @@ class Compiled:
         from torch._functorch import config as functorch
 
         variants = VARIANTS * len(self._pieces)
-        self._seconds, self._times, self._ran = 0.0, 0, False
+        self._seconds, self._times, self._ran, self._before = 0.0, 0, False, _breaks()
         with ExitStack() as undo:
             undo.enter_context(no_key_value_cache(self._model))
             undo.enter_context(dynamo.patch(recompile_limit=variants, accumulated_recompile_limit=max(256, variants)))
@@ -155,8 +155,6 @@ class Compiled:
             callback_handler.remove_end_callback(self._ends)
 
     def _starts(self, args: Any) -> None:
-        if not self._times:
-            self._before = _breaks()
         self._began = time.perf_counter()
         backward = args.callback_trigger.name == "LAZY_BACKWARD"
         self.progress("compiling, " + ("backward" if backward else f"block {self._at} of {len(self._pieces)}"))
@@ -169,12 +167,12 @@ class Compiled:
         """What a forward and backward brought to light."""
         if not self._ran and not self._said_unused:
             self._said_unused = True
-            text = "torch.compile changes nothing here: the loss does not call the model's forward, or that of its blocks"
-            self.say(text, "warning")
+            what = "the forward of its blocks" if self._pieces != [self._model] else "the model's forward"
+            self.say(f"torch.compile changes nothing here: the loss does not call {what}", "warning")
         if self._times:
             self.say(f"compiled in {self._seconds:.0f} s, in {self._times} pieces", "info")
-            self._tell_of_breaks()
         self._times = 0
+        self._tell_of_breaks()
 
     def _tell_of_breaks(self) -> None:
         for broke in (_breaks() - self._before).keys() - self._noted:
@@ -205,7 +203,7 @@ def _line(text: str) -> str:
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls `function`, with a code object of its own: compilations, and their bound, belong to that."""
+    """A function that calls `function`, with code of its own: compilations, and their bound, belong to that."""
 
     def block_forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return function(block, *args, **kwargs)

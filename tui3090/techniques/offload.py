@@ -35,15 +35,13 @@ HOST_SHARE = 0.5
 
 
 def unavailable(machine: Machine, settings: Settings) -> str | None:
-    """It needs a card to take memory off, blocks to follow, and the eager step."""
+    """It needs a card to take memory off, and blocks to follow."""
     if not settings.offload:
         return None
     if not machine.cuda:
         return "Offload moves activations off a card, and training runs on the CPU."
     if machine.blocks <= STAY:
         return f"Offload needs more than {STAY} blocks to follow: give Recipe(blocks=[...])."
-    if settings.graph:
-        return "Offload and graph replay exclude each other, for a graph keeps its activations: switch o or g off first."
     return None
 
 
@@ -139,7 +137,7 @@ class Offload:
         self._full = self._told = False
         if self._device.type == "cuda":
             with suppress(AttributeError):  # torch's own cache of pinned memory
-                torch._C._host_emptyCache()  # type: ignore[attr-defined]
+                torch._C._host_emptyCache()
 
     # forward
 
@@ -165,7 +163,7 @@ class Offload:
         parcel = block.parcels.get(key)
         if parcel is None:
             parcel = block.parcels[key] = _Parcel(storage.nbytes(), storage)
-        like = (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+        like = (tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
         return _Saved(number, parcel, like)
 
     def _send(self, block: _Block) -> None:
