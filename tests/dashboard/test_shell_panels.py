@@ -59,6 +59,14 @@ class TestHeader:
             "   16 000 tok/s   1.00 s/step   0 skipped   epoch 1/3   cuda:0 RTX 3090",
         ]
 
+    @pytest.mark.parametrize("width", [80, 160])
+    def test_what_training_waits_for(self, width: int) -> None:
+        seen = running()
+        seen.absorb([State(time=NOW, state="training", detail="compiling, block 3 of 12")])
+        assert "bert-large  compiling, block 3 of 12  " in texts(header.rows(seen, width, 2, NOW))[0]
+        seen.absorb([State(time=NOW, state="training")])
+        assert "compiling" not in texts(header.rows(seen, width, 2, NOW))[0]
+
     def test_loading(self) -> None:
         seen = View(name="bert-large")
         assert texts(header.rows(seen, 80, 2, NOW)) == [" ● LOADING  bert-large", "   device: not chosen yet"]
