@@ -79,7 +79,7 @@ class Step:
         self.device = device
         self.settings = Settings()
         self.scaler = scaler(device)
-        self.compiled = Compiled(model, blocks)
+        self.compiled = Compiled(model, blocks, recipe.loss)
         self.offload = Offload(model, blocks, device)
         self.place = place
         """Brings a micro-batch's tensors to the device."""
@@ -88,7 +88,6 @@ class Step:
         """Gradients are zeroed in place instead of freed: captured graphs know their addresses."""
         self.loss = torch.zeros((), device=device)
         """The window's weighted mean so far."""
-        self._loss_of = recipe.loss
         self._clip_norm = recipe.clip_norm
         self._blocks = blocks
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -154,12 +153,12 @@ class Step:
             self.zero()
         with (
             matmuls(self.settings),
-            self.compiled.in_force(self.settings),
+            self.compiled.in_force(self.settings) as loss_of,
             checkpointed(self.model, self._blocks, self.settings.checkpointing),
             self.offload.in_force(self.settings),
         ):
             with autocast(self.device, self.settings):
-                loss = _scalar(self._loss_of(self.model, batch))
+                loss = _scalar(loss_of(self.model, batch))
             share = loss * self._share
             (self.scaler.scale(share) if self.scales else share).backward()
         self.loss.add_(share.detach())

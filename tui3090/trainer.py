@@ -229,6 +229,9 @@ class Trainer:
     def _without_compiler(self, why: str) -> None:
         """The compiler could not do it, or something went wrong while it was at work: from here on eagerly."""
         job = self.job
+        if job.step.compiled.leave_loss():
+            self._say("compile", f"the loss is not compiled, only the model's blocks: {why}", "warning")
+            return
         sentence = f"torch.compile failed in this run: {why} (output.log has the rest)."
         self._say("compile", f"{sentence} Training goes on without it", "warning")
         job.machine = replace(job.machine, no_compiler=sentence)

@@ -1,4 +1,4 @@
-"""torch.compile of a model's blocks, one by one, in the training thread.
+"""torch.compile of a model's blocks, one by one, and of the loss around the model, in the training thread.
 
 Equal blocks share what was compiled for the first of them, so that compiling takes as long for 48 blocks as for one.
 The blocks stay the modules they are (their forward is replaced while the technique is on), so the keys of the state
@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from tui3090.meters.flops import counting
+from tui3090.recipe import default_loss
 from tui3090.settings import CORES, Settings
 from tui3090.techniques.blocks import forward_replaced, no_key_value_cache
 
@@ -35,7 +36,8 @@ BACKEND = "inductor"
 OPTIONS: dict[str, Any] = {"fallback_random": True}
 """Dropout draws what it draws in eager: inductor's own draws would be cheaper, and others."""
 VARIANTS = 8
-"""Compilations of a block (shapes, mostly) for one precision at the most; further ones run uncompiled."""
+"""Compilations of a forward for one precision at the most (shapes, mostly), and one more for each block, should they
+differ; further ones run uncompiled."""
 WORKERS = 8
 """Inductor's processes at the most: a block's kernels are a dozen or two."""
 NOTED_BREAKS = 3
@@ -67,16 +69,21 @@ def missing_compiler(device: torch.device) -> str:
     return ""
 
 
-class Compiled:
-    """The compiled forwards of a model's blocks; of a model without any, its own."""
+Loss = Callable[[nn.Module, Any], Any]
 
-    def __init__(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+
+class Compiled:
+    """The compiled forwards of a model's blocks (of a model without any, its own), and the compiled loss."""
+
+    def __init__(self, model: nn.Module, blocks: Sequence[nn.Module], loss: Loss) -> None:
         self.say: Callable[[str, str], None] = lambda text, level: None
         """Takes a sentence for the log, and its level."""
         self.progress: Callable[[str], None] = lambda text: None
         """Takes what is being compiled."""
         self._model = model
+        self._loss = loss
         self._pieces = list(blocks) or [model]
+        self._takes_loss = bool(blocks) and loss is not default_loss  # which only asks the model for its own
         self._forwards: dict[Any, Callable[..., Any]] = {}
         self._at = 0
         self._began = 0.0
@@ -88,14 +95,15 @@ class Compiled:
         """Those that were spoken of."""
 
     @contextmanager
-    def in_force(self, settings: Settings) -> Iterator[None]:
-        """The blocks' forwards are compiled, if `settings` say so. Must stay entered until backward is over.
+    def in_force(self, settings: Settings) -> Iterator[Loss]:
+        """The blocks' forwards are compiled, if `settings` say so; gives the loss, compiled too. Must stay entered
+        until backward is over.
 
         Where FLOPs are being counted they are not: the compiler leaves code alone for good that it first meets under a
         dispatch mode.
         """
         if not settings.compile or counting():
-            yield
+            yield self._loss
             return
         _bound_workers()
         if not self._forwards:
@@ -103,17 +111,22 @@ class Compiled:
         from torch._dynamo import config as dynamo
         from torch._functorch import config as functorch
 
-        variants = VARIANTS * len(self._pieces)
+        variants = VARIANTS + len(self._pieces)
         self._seconds, self._times, self._ran, self._before = 0.0, 0, False, _breaks()
         with ExitStack() as undo:
             undo.enter_context(no_key_value_cache(self._model))
             undo.enter_context(dynamo.patch(recompile_limit=variants, accumulated_recompile_limit=max(256, variants)))
             undo.enter_context(functorch.patch(backward_pass_autocast="off"))  # as eager does it
             undo.enter_context(self._watched())
+            # disabled: what calls a block, or the model, is not to be compiled into one with it
             for number, piece in enumerate(self._pieces, 1):
                 run = partial(self._run, number, self._forward_of(piece, settings), piece)
-                undo.enter_context(forward_replaced(piece, run))
-            yield
+                undo.enter_context(forward_replaced(piece, torch.compiler.disable(run)))
+            if not self._takes_loss:
+                yield self._loss
+            else:
+                undo.enter_context(forward_replaced(self._model, torch.compiler.disable(self._model.forward)))
+                yield self._compiled(self._loss, self._loss, settings)
         self._tell()
 
     def failed(self, error: Exception) -> bool:
@@ -124,9 +137,18 @@ class Compiled:
 
         return isinstance(error, TorchDynamoException)
 
+    def leave_loss(self) -> bool:
+        """After a failure: try the blocks alone. Returns whether that is something else than before."""
+        took, self._takes_loss = self._takes_loss, False
+        self._forwards.clear()  # what failed once would pass as not worth compiling
+        return took
+
     def _run(self, number: int, forward: Callable[..., Any], piece: nn.Module, *args: Any, **kwargs: Any) -> Any:
         self._at, self._ran = number, True
-        return forward(piece, *args, **kwargs)
+        try:
+            return forward(piece, *args, **kwargs)
+        finally:
+            self._at = 0
 
     def _forward_of(self, piece: nn.Module, settings: Settings) -> Callable[..., Any]:
         """The compiled forward for a block, which takes the block first; the same for all that have the same forward.
@@ -135,9 +157,13 @@ class Compiled:
         """
         bound = piece.forward
         function = getattr(bound, "__func__", None) if getattr(bound, "__self__", None) is piece else None
-        key = (function or piece, settings.amp, settings.tf32)
+        called = function or (lambda _, *args, **kwargs: bound(*args, **kwargs))
+        # a function of ours that calls it: the compiler passes over code that is torch's own, as nn.Sequential's is
+        return self._compiled(function or piece, lambda *args, **kwargs: called(*args, **kwargs), settings)
+
+    def _compiled(self, owner: Any, called: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
+        key = (owner, settings.amp, settings.tf32)
         if key not in self._forwards:
-            called = function or (lambda _, *args, **kwargs: bound(*args, **kwargs))
             self._forwards[key] = torch.compile(_with_own_code(called), backend=BACKEND, options=OPTIONS)
         return self._forwards[key]
 
@@ -156,8 +182,10 @@ class Compiled:
 
     def _starts(self, args: Any) -> None:
         self._began = time.perf_counter()
-        backward = args.callback_trigger.name == "LAZY_BACKWARD"
-        self.progress("compiling, " + ("backward" if backward else f"block {self._at} of {len(self._pieces)}"))
+        if args.callback_trigger.name == "LAZY_BACKWARD":
+            self.progress("compiling, backward")
+        else:
+            self.progress(f"compiling, block {self._at} of {len(self._pieces)}" if self._at else "compiling, loss")
 
     def _ends(self, args: Any) -> None:
         self._times += 1
@@ -167,8 +195,11 @@ class Compiled:
         """What a forward and backward brought to light."""
         if not self._ran and not self._said_unused:
             self._said_unused = True
-            what = "the forward of its blocks" if self._pieces != [self._model] else "the model's forward"
-            self.say(f"torch.compile changes nothing here: the loss does not call {what}", "warning")
+            whole = self._pieces == [self._model]
+            what = (
+                "the model is not compiled, for the loss does" if whole else "no block is compiled, for the loss does"
+            )
+            self.say(f"{what} not call its forward", "warning")
         if self._times:
             self.say(f"compiled in {self._seconds:.0f} s, in {self._times} pieces", "info")
         self._times = 0
@@ -176,11 +207,13 @@ class Compiled:
 
     def _tell_of_breaks(self) -> None:
         for broke in (_breaks() - self._before).keys() - self._noted:
+            if "torch.compiler.disable" in broke:
+                continue  # ours: the loss calls the model
             if "recompile limit" in _line(broke):
                 text = "too many kinds of batches to compile for: further ones run uncompiled"
                 self.say(text, "warning")
             elif len(self._noted) < NOTED_BREAKS:
-                self.say(f"a block is compiled in parts, for the compiler can't follow: {_line(broke)}", "info")
+                self.say(f"compiled in parts where the compiler can't follow: {_line(broke)}", "info")
             self._noted.add(broke)
 
 
@@ -203,13 +236,22 @@ def _line(text: str) -> str:
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls `function`, with code of its own: compilations, and their bound, belong to that."""
+    """The same function with code of its own: what is compiled, and how often it may be, belongs to that."""
+    if isinstance(function, FunctionType):
+        copied = FunctionType(
+            function.__code__.replace(),
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        copied.__kwdefaults__ = function.__kwdefaults__
+        return copied
 
-    def block_forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return function(block, *args, **kwargs)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
 
-    code = block_forward.__code__.replace()
-    return FunctionType(code, globals(), code.co_name, None, block_forward.__closure__)
+    return _with_own_code(called)
 
 
 def _bound_workers() -> None:
