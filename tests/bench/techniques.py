@@ -97,7 +97,7 @@ class InTurns(ScriptedCommands):
         """The changes of the turn that begins, if one does."""
         turn, into = divmod(self._at, self._steps)
         self._at += 1
-        if into:
+        if into or turn == len(ENGINE) * ROUNDS:  # the latter: the run is over
             return []
         if turn % len(ENGINE) == 0:
             self._plain()
