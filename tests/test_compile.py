@@ -17,6 +17,7 @@ from torch import nn
 
 from tests.conftest import Ran, Train
 from tests.reference import Blocks, loss_of, samples
+from tui3090.meters.flops import counting
 from tui3090.recipe import Recipe
 from tui3090.records import Available, Change, Changed, Event, Refused, State, StepRecord
 from tui3090.settings import Settings
@@ -157,7 +158,7 @@ class TestWithoutKernels:
 
         ran = train(recipe(loss=past), settings=ON)
         equal(ran, train(recipe(loss=past)))
-        assert said(ran)[0] == "no block is compiled, for the loss does not call its forward"
+        assert said(ran)[0] == "the model's blocks can't be compiled, for the loss does not call the forward"
         assert said(ran).count(said(ran)[0]) == 1
 
     def test_shapes_are_generalized_after_the_second(self, train: Train) -> None:
@@ -295,3 +296,24 @@ def test_which_compiler_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert missing_compiler(card) == ""
     monkeypatch.setattr(compile.sysconfig, "get_path", lambda name: str(tmp_path))
     assert "Python.h" in missing_compiler(card)
+
+
+def test_counting_flops_uncompiled_may_take_more_memory_than_there_is(train: Train, no_kernels: None) -> None:
+    counted: list[bool] = []
+
+    def large(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = loss_of(model, batch)
+        counted.append(counting())
+        if counted[-1]:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return loss
+
+    ran = train(recipe(loss=large), settings=ON)
+    equal(ran, train(recipe()))
+    assert counted[:2] == [True, False]
+    assert not any(counted[1:])
+    assert {record.flops for record in ran.of(StepRecord)} == {None}
+    assert not ran.of(Changed)
+    assert [e.text for e in ran.of(Event) if e.source == "memory"] == [
+        "out of memory while FLOPs were counted, uncompiled: no FLOPs for this batch shape"
+    ]

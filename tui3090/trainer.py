@@ -193,7 +193,7 @@ class Trainer:
     def _accumulate(self, window: Window) -> bool | None:
         """Forward and backward of every micro-batch; whether all of them ran by replay. None: memory was full."""
         self._rewind.mark()
-        not_compiled = ""
+        not_compiled, self._flops.ran_out = "", False
         try:
             return self._accumulated(window)
         except torch.OutOfMemoryError:
@@ -206,9 +206,12 @@ class Trainer:
         # out of the except block: the traceback holds the failed window's tensors
         self._rewind.back()
         self._give_memory_back()
-        if not not_compiled:
+        if not_compiled:
+            self._without_compiler(not_compiled)
+        elif self._flops.ran_out and self.job.settings.compile:
+            self._say("memory", "out of memory while FLOPs were counted, uncompiled: no FLOPs for this batch shape")
+        else:
             return None
-        self._without_compiler(not_compiled)
         return self._accumulate(window)
 
     def _accumulated(self, window: Window) -> bool:

@@ -113,7 +113,7 @@ def test_lengths_are_generalized(train: Train) -> None:
     plain = run(train, Settings(), train_data=data)
     ran = run(train, Settings(compile=True), train_data=data)
     assert ran.losses == pytest.approx(plain.losses, rel=TOLERANCE["off"])
-    assert compilations(ran) <= 3
+    assert compilations(ran) <= 4
 
 
 WORKERS = """

@@ -70,6 +70,8 @@ def missing_compiler(device: torch.device) -> str:
 
 
 Loss = Callable[[nn.Module, Any], Any]
+_Made = tuple[list[tuple[nn.Module, Callable[..., Any]]], Loss]
+"""The modules whose forward is replaced, by what; and the loss."""
 
 
 class Compiled:
@@ -84,7 +86,8 @@ class Compiled:
         self._loss = loss
         self._pieces = list(blocks) or [model]
         self._takes_loss = bool(blocks) and loss is not default_loss  # which only asks the model for its own
-        self._forwards: dict[Any, Callable[..., Any]] = {}
+        self._made: dict[tuple[str, bool], _Made] = {}
+        """By precision: what is compiled for one counts against the bound of that one alone."""
         self._at = 0
         self._began = 0.0
         self._seconds, self._times = 0.0, 0
@@ -106,7 +109,7 @@ class Compiled:
             yield self._loss
             return
         _bound_workers()
-        if not self._forwards:
+        if not self._made:
             self.progress("loading the compiler")
         from torch._dynamo import config as dynamo
         from torch._functorch import config as functorch
@@ -118,15 +121,10 @@ class Compiled:
             undo.enter_context(dynamo.patch(recompile_limit=variants, accumulated_recompile_limit=max(256, variants)))
             undo.enter_context(functorch.patch(backward_pass_autocast="off"))  # as eager does it
             undo.enter_context(self._watched())
-            # disabled: what calls a block, or the model, is not to be compiled into one with it
-            for number, piece in enumerate(self._pieces, 1):
-                run = partial(self._run, number, self._forward_of(piece, settings), piece)
-                undo.enter_context(forward_replaced(piece, torch.compiler.disable(run)))
-            if not self._takes_loss:
-                yield self._loss
-            else:
-                undo.enter_context(forward_replaced(self._model, torch.compiler.disable(self._model.forward)))
-                yield self._compiled(self._loss, self._loss, settings)
+            forwards, loss = self._for(settings)
+            for module, forward in forwards:
+                undo.enter_context(forward_replaced(module, forward))
+            yield loss
         self._tell()
 
     def failed(self, error: Exception) -> bool:
@@ -140,7 +138,7 @@ class Compiled:
     def leave_loss(self) -> bool:
         """After a failure: try the blocks alone. Returns whether that is something else than before."""
         took, self._takes_loss = self._takes_loss, False
-        self._forwards.clear()  # what failed once would pass as not worth compiling
+        self._made.clear()  # what failed once would pass as not worth compiling
         return took
 
     def _run(self, number: int, forward: Callable[..., Any], piece: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -150,22 +148,27 @@ class Compiled:
         finally:
             self._at = 0
 
-    def _forward_of(self, piece: nn.Module, settings: Settings) -> Callable[..., Any]:
-        """The compiled forward for a block, which takes the block first; the same for all that have the same forward.
-
-        One for each precision: what is compiled for one counts against the bound of that one alone.
-        """
-        bound = piece.forward
-        function = getattr(bound, "__func__", None) if getattr(bound, "__self__", None) is piece else None
-        called = function or (lambda _, *args, **kwargs: bound(*args, **kwargs))
-        # a function of ours that calls it: the compiler passes over code that is torch's own, as nn.Sequential's is
-        return self._compiled(function or piece, lambda *args, **kwargs: called(*args, **kwargs), settings)
-
-    def _compiled(self, owner: Any, called: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
-        key = (owner, settings.amp, settings.tf32)
-        if key not in self._forwards:
-            self._forwards[key] = torch.compile(_with_own_code(called), backend=BACKEND, options=OPTIONS)
-        return self._forwards[key]
+    def _for(self, settings: Settings) -> _Made:
+        """The forwards to put in place, and the loss. Blocks that have the same forward share what is compiled."""
+        key = (settings.amp, settings.tf32)
+        if key in self._made:
+            return self._made[key]
+        compiled: dict[Any, Callable[..., Any]] = {}
+        forwards: list[tuple[nn.Module, Callable[..., Any]]] = []
+        # disabled: what calls a block, or the model, is not to be compiled into one with it
+        for number, piece in enumerate(self._pieces, 1):
+            forward: Any = piece.forward
+            own = getattr(forward, "__self__", None) is piece
+            function = forward.__func__ if own else partial(_without_first, forward)
+            if function not in compiled:
+                compiled[function] = _compile(_calling(function))
+            forwards.append((piece, torch.compiler.disable(partial(self._run, number, compiled[function], piece))))
+        loss = self._loss
+        if self._takes_loss:
+            forwards.append((self._model, torch.compiler.disable(self._model.forward)))
+            loss = _compile(loss)
+        self._made[key] = forwards, loss
+        return self._made[key]
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -195,11 +198,8 @@ class Compiled:
         """What a forward and backward brought to light."""
         if not self._ran and not self._said_unused:
             self._said_unused = True
-            whole = self._pieces == [self._model]
-            what = (
-                "the model is not compiled, for the loss does" if whole else "no block is compiled, for the loss does"
-            )
-            self.say(f"{what} not call its forward", "warning")
+            what = "model" if self._pieces == [self._model] else "model's blocks"
+            self.say(f"the {what} can't be compiled, for the loss does not call the forward", "warning")
         if self._times:
             self.say(f"compiled in {self._seconds:.0f} s, in {self._times} pieces", "info")
         self._times = 0
@@ -235,23 +235,28 @@ def _line(text: str) -> str:
     return next((line.strip()[:200] for line in text.splitlines() if line.strip()), "")
 
 
-def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function with code of its own: what is compiled, and how often it may be, belongs to that."""
-    if isinstance(function, FunctionType):
-        copied = FunctionType(
-            function.__code__.replace(),
-            function.__globals__,
-            function.__name__,
-            function.__defaults__,
-            function.__closure__,
-        )
-        copied.__kwdefaults__ = function.__kwdefaults__
-        return copied
+def _without_first(function: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def _calling(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of ours that calls it: the compiler passes over code that is torch's own, as nn.Sequential's is."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    return _with_own_code(called)
+    return called
+
+
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """It compiled, with code of its own: what is compiled, and how often it may be, belongs to that."""
+    given = function if isinstance(function, FunctionType) else _calling(function)
+    own = FunctionType(
+        given.__code__.replace(), given.__globals__, given.__name__, given.__defaults__, given.__closure__
+    )
+    own.__kwdefaults__ = given.__kwdefaults__
+    compiled: Callable[..., Any] = torch.compile(own, backend=BACKEND, options=OPTIONS)
+    return compiled
 
 
 def _bound_workers() -> None:
