@@ -23,6 +23,7 @@ from tui3090.source import load_recipe
 from tui3090.step import Step
 from tui3090.techniques import Machine, refusal
 from tui3090.techniques.checkpointing import find_blocks
+from tui3090.techniques.compile import missing_compiler
 from tui3090.techniques.tf32 import on_now
 
 
@@ -107,6 +108,7 @@ def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
         capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0),
         torch_version=tuple(int(part) for part in torch.__version__.split(".")[:2]),  # type: ignore[arg-type]
         blocks=len(blocks),
+        no_compiler=missing_compiler(device),
         indexed=feed.indexed,
     )
     settings = plan.settings

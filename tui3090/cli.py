@@ -53,14 +53,6 @@ class Version(argparse.Action):
         parser.exit()
 
 
-class NotInThisVersion(argparse.Action):
-    """An option that is known and does not exist yet."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        """Raise UsageError."""
-        raise UsageError(f"{self.option_strings[0]} is not in this version: leave it out")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out the command line (sys.argv without the program's name when `argv` is None); the exit status."""
     _open_standard_descriptors()
@@ -187,9 +179,7 @@ def _add_saves(group: argparse._ArgumentGroup) -> None:
 
 def _add_technique(group: argparse._ArgumentGroup, technique: Technique) -> None:
     flag = f"--{technique.name}"
-    if technique.later:
-        group.add_argument(flag, action=NotInThisVersion, nargs=0, default=None, help="not in this version")
-    elif isinstance(technique.values[0], bool):
+    if isinstance(technique.values[0], bool):
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=technique.sentence)
     else:
         group.add_argument(flag, type=_value_of(technique), metavar=technique.option, help=technique.sentence)

@@ -43,7 +43,7 @@ class Help:
                 (f"{keys_of(technique):6} ", "key"),
                 (f"{technique.title:15} ", "bold"),
                 ("≈ " if technique.effect == "numbers" else "  ", "plain"),
-                (technique.sentence + (" Not in this version." if technique.later else ""), "plain"),
+                (technique.sentence, "plain"),
             ]
             for technique in TECHNIQUES
         ]

@@ -54,8 +54,6 @@ def pending_text(view: View, technique: Technique, now: float) -> str:
 
 def refusal(view: View, technique: Technique, value: Value) -> str:
     """Why `technique` can't be set to `value`, a sentence; empty: it can. What is on can always be switched off."""
-    if technique.later:
-        return LATER
     reason = view.available.get(technique.name, "")
     return "" if value == technique.values[0] else clean(reason)
 

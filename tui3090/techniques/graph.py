@@ -206,7 +206,8 @@ class Replay:
             (path, tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (path, repr(leaf))
             for path, leaf in leaves(micro.batch)
         )
-        return (settings.amp, settings.checkpointing, settings.tf32, self.step.model.training, shapes)
+        kernels = (settings.amp, settings.checkpointing, settings.tf32, settings.compile)
+        return (*kernels, self.step.model.training, shapes)
 
     def _key_of_update(self) -> Key:
         """Empty: the update can't be captured, for its optimizer decides on the host or runs hooks of the recipe's."""
