@@ -126,9 +126,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 def _add_fit(parser: argparse.ArgumentParser) -> None:
     parser.usage = "tui3090 fit TRAIN.PY or NAME [options] [-- RECIPE OPTIONS]"
     parser.description = (
-        "Measure memory and speed of batch sizes with and without AMP, checkpointing and graph replay: a table, and the "
-        "command that starts the fastest combination that fits. The batch size doubles from 1, or from the train.py's "
-        "--batch-size where it is given after --."
+        "Measure memory and speed of batch sizes with and without AMP, checkpointing and graph replay: a table, and "
+        "the command that starts the fastest combination that fits. The batch size doubles from 1, or from the "
+        "train.py's --batch-size where it is given after --."
     )
     parser.add_argument("recipe", help="a train.py, or a bundled recipe")
     parser.add_argument("--device", type=_device, metavar="cpu|cuda:N", help="default: the freest card")

@@ -37,10 +37,10 @@ from tui3090.trainer import Diverged, Stopped, Trainer
 
 WARM_UP = 2
 """Windows before those that count; under replay counted from the first that was replayed."""
-LEAST, MOST, LONG_ENOUGH_S = 3, 10, 2.0
+LEAST, MOST, LONG_ENOUGH_S = 3, 10, 1.0
 """Windows that count: at least `LEAST`, and as many more as there is time for, `MOST` at the most."""
-WINDOWS = 40
-"""Windows after which a cell that hasn't got `LEAST` is given up."""
+WINDOWS, NONE_AT_ALL = 40, 10
+"""Windows after which a cell that hasn't got `LEAST` is given up, and one in which none was full, or replayed."""
 
 
 class NoRoom(Exception):
@@ -82,7 +82,7 @@ class Windows:
         # an epoch's last batch may be short
         if record.samples == self._batch and (record.replayed or not self._graph):
             self._counting.append(record.seconds)
-        if self._seen >= WINDOWS or self._enough():
+        if self._seen >= (WINDOWS if self._counting else NONE_AT_ALL) or self._enough():
             self._commands.send(Stop())
 
     @property

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from tui3090.fit.prediction import Point
 from tui3090.settings import Settings
 
-Status = Literal["ok", "oom", "not run", "failed"]
+Status = Literal["ok", "oom", "not run", "failed", "died"]
+"""failed: it said why; died: its process ended without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,7 @@ class Column:
 
 def all_columns(amp: str) -> list[Column]:
     """The table's columns, AMP in the dtype that the device has."""
-    return [
-        Column(precision, technique)  # type: ignore[arg-type]
-        for precision in ("off", amp)
-        for technique in ("", "checkpointing", "graph")
-    ]
+    return [Column(precision, technique) for precision in ("off", amp) for technique in ("", "checkpointing", "graph")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,15 @@ from typing import Any
 
 from tui3090.fit.cells import Cell, Column, Look
 from tui3090.fit.planning import Fit, gib
-from tui3090.fit.process import CellDied, ask
+from tui3090.fit.process import CellDied, Processes
 from tui3090.fit.table import Asked, as_json, lines, milliseconds
 from tui3090.recipe import RecipeError, harmless
+from tui3090.settings import CORES
 from tui3090.source import parse_options, read_options
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENOUGH_CORES = 4
+"""With fewer, one process's imports would slow another's measurement."""
 Ask = Callable[[dict[str, Any], Callable[[], None]], dict[str, Any]]
 
 
@@ -52,6 +55,8 @@ class Progress:
     """How far it is: a line that is written over on a terminal, else a line when a cell is done."""
 
     def __init__(self) -> None:
+        self.what_is_left = ""
+        """What the time left is for, where that is not the whole table."""
         self._terminal = sys.stderr.isatty()
         self._began = time.monotonic()
         self._cells = 0
@@ -89,10 +94,11 @@ class Progress:
         if not self._cells or self._left is None:
             return ""
         seconds = (time.monotonic() - self._began) / self._cells * self._left
-        return f", about {seconds:.0f} s left" if seconds < 100 else f", about {seconds / 60:.0f} min left"
+        about = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        return f", about {about} left{self.what_is_left}"
 
 
-def run_fit(asked: Asked, path: Path, as_object: bool, ask: Ask = ask) -> int:
+def run_fit(asked: Asked, path: Path, as_object: bool, processes: Processes | None = None) -> int:
     """`tui3090 fit`: measure and print; the exit status. Raises RecipeError where the recipe can't be run."""
     batch_option = any(option.name == "batch_size" and option.type is int for option in read_options(path))
     given = any(word.split("=")[0] == "--batch-size" for word in asked.argv)
@@ -109,10 +115,12 @@ def run_fit(asked: Asked, path: Path, as_object: bool, ask: Ask = ask) -> int:
     }
     progress, fit, number = Progress(), None, None
     try:
-        with interruptible():
+        with interruptible(), processes or Processes() as processes:
             progress.begin(f"{harmless(asked.recipe)}: a first look")
-            fit = Fit(_look(wanted, progress, ask), start)
-            _go_through(fit, wanted, progress, ask)
+            fit = Fit(_look(wanted, progress, processes.ask), start)
+            progress.what_is_left = "" if fit.look.on_card else " in this row"
+            processes.ahead = fit.look.on_card and CORES >= ENOUGH_CORES
+            _go_through(fit, wanted, progress, processes.ask)
     except Interrupted as interrupt:
         number = interrupt.number
     finally:
@@ -154,9 +162,7 @@ def _go_through(fit: Fit, wanted: dict[str, Any], progress: Progress, ask: Ask) 
         progress.done(_said(fit, cell))
 
 
-def _measured(
-    fit: Fit, batch: int, column: Column, wanted: dict[str, Any], progress: Progress, ask: Ask
-) -> Cell:
+def _measured(fit: Fit, batch: int, column: Column, wanted: dict[str, Any], progress: Progress, ask: Ask) -> Cell:
     predicted = fit.predicted(batch, column)
     question = {
         **wanted,
@@ -170,7 +176,7 @@ def _measured(
     try:
         told = ask(question, progress.tick)
     except CellDied as error:
-        return Cell(batch, column, "failed", predicted, sentence=str(error))
+        return Cell(batch, column, "died", predicted, sentence=str(error))
     if "error" in told:
         return Cell(batch, column, "failed", predicted, sentence=told["error"].rstrip("."))
     if told.get("sentence"):
@@ -187,7 +193,6 @@ def _said(fit: Fit, cell: Cell) -> str:
     if cell.memory is None or cell.step_s is None:
         return f"{head}{cell.sentence}"
     speed = fit.speed(cell)
-    return (
-        f"{head}{gib(cell.memory)} GiB{predicted}, {milliseconds(cell.step_s)} a step"
-        + (f", x {speed[0]:.2f}" if speed is not None else "")
+    return f"{head}{gib(cell.memory)} GiB{predicted}, {milliseconds(cell.step_s)} a step" + (
+        f", x {speed[0]:.2f}" if speed is not None else ""
     )

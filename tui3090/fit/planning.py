@@ -65,10 +65,9 @@ class Fit:
             return None
         if 2 * before.step_s > LONGEST_STEP_S:
             return f"a step would take longer than {LONGEST_STEP_S:.0f} s", False
-        earlier = self.cells.get((batch // 4, column))
-        if not self.look.on_card and earlier is not None and earlier.samples_s is not None:
-            if before.samples_s < WORTH * earlier.samples_s:
-                return f"batch {before.batch} was hardly faster than {earlier.batch}", False
+        earlier = None if self.look.on_card else self.cells.get((batch // 4, column))
+        if earlier is not None and before.samples_s < WORTH * (earlier.samples_s or 0.0):
+            return f"batch {before.batch} was hardly faster than {earlier.batch}", False
         return None
 
     def predicted(self, batch: int, column: Column) -> int | None:
@@ -85,14 +84,16 @@ class Fit:
         before = self.cells.get((cell.batch // 2, cell.column))
         if cell.status == "oom":
             self._closed[cell.column] = f"batch {cell.batch} did not fit", True
-        elif cell.status == "failed" and before is not None and before.status == "failed":
+        elif cell.status == "died":  # where the machine's memory ran out, a bigger batch is no better
+            self._closed[cell.column] = f"the process of batch {cell.batch} died", False
+        elif cell.status == "failed" and before is not None and before.status == "failed":  # one may be BatchNorm's
             self._closed[cell.column] = f"batches {before.batch} and {cell.batch} failed", False
 
     def _put(self, cell: Cell) -> None:
         self.cells[cell.batch, cell.column] = cell
 
     def cells_left(self) -> int:
-        """How many cells will still be run, as far as can be told now."""
+        """How many cells will still be run, as far as can be told now: on the CPU those of this row."""
         left = 0
         for column in self.columns:
             batch = self.rows[-1] if self.rows else 1

@@ -1,9 +1,9 @@
 """What a batch will take, from what small ones took.
 
-A step's peak is not linear in the batch: while forward runs there are no gradients yet, at the end of backward there are
-all gradients and hardly any activations, and which of the two is the peak depends on the batch. But each short stretch
-of a step is linear, from one gradient's arrival to the next: something fixed and so much a sample. So the stretches of
-two small batches are measured, each is extended by a straight line, and the highest is the peak.
+A step's peak is not linear in the batch: while forward runs there are no gradients yet, at the end of backward there
+are all gradients and hardly any activations, and which of the two is the peak depends on the batch. But what is
+allocated while one operator runs is linear: something fixed and so much a sample. So the steps of two small batches are
+measured operator by operator, each is extended by a straight line, and the highest is the peak.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Point:
     elements: float
     """Numbers in its tensors."""
     peaks: tuple[int, ...]
-    """Bytes, of each stretch of the step in order."""
+    """Bytes, of each stretch of the step in order: each operator."""
     gradients: tuple[int, ...] = ()
     """Bytes of the gradients that there were in each stretch; empty: not known."""
 

@@ -6,9 +6,11 @@ import gc
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tui3090.assemble import Job
 from tui3090.feed import Feed, MicroBatch, leaves
@@ -17,8 +19,8 @@ from tui3090.fit.prediction import Point
 from tui3090.recipe import Recipe
 from tui3090.step import Step
 
-SIZES = (1, 2, 4)
-"""Samples in the batches that are measured; the two biggest that fit count."""
+SIZES = (1, 2, 3, 4)
+"""Samples in the batches that are measured; the two biggest that fit count, for a batch of one is often special."""
 
 
 def elements_in(batch: object) -> int:
@@ -43,38 +45,55 @@ def card_peak(device: torch.device) -> Callable[[], int]:
     """A function that gives the most that was allocated since it was called before."""
 
     def peak() -> int:
-        most = torch.cuda.max_memory_allocated(device)
+        # memory_stats() would spell out some 200 counters each time
+        most: int = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["peak"]
         torch.cuda.reset_peak_memory_stats(device)
         return most
 
     return peak
 
 
+class _Stretches(TorchDispatchMode):
+    """Takes the peak after every operator, and notes the gradients that had arrived."""
+
+    def __init__(self, peak: Callable[[], int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._peak = peak
+        self._gradients = 0
+        self.peaks: list[int] = []
+        self.gradients: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.ends()
+        return result
+
+    def ends(self) -> None:
+        """A stretch is over."""
+        self.peaks.append(self._peak())
+        self.gradients.append(self._gradients)
+
+    def arrived(self, parameter: Tensor) -> None:
+        """Backward is done with a weight."""
+        self._gradients += parameter.grad.nbytes if parameter.grad is not None else 0
+
+
 def measure_stretches(step: Step, micro: MicroBatch, peak: Callable[[], int]) -> Point:
-    """Run an optimizer step whose state exists already. A stretch ends where a gradient arrives, and at the end."""
-    peaks: list[int] = []
-    there: list[int] = []
-    gradients = 0
-
-    def arrived(parameter: Tensor) -> None:
-        nonlocal gradients
-        peaks.append(peak())
-        there.append(gradients)
-        gradients += parameter.grad.nbytes if parameter.grad is not None else 0
-
+    """Run an optimizer step whose state exists already, and take the peak of each operator in it."""
     step.drop_gradients()
     peak()
+    stretches = _Stretches(peak)
     trained = [p for p in step.model.parameters() if p.requires_grad]
-    hooks = [p.register_post_accumulate_grad_hook(arrived) for p in trained]
+    hooks = [p.register_post_accumulate_grad_hook(stretches.arrived) for p in trained]
     try:
-        step.accumulate(micro, 1.0, first=True)
-        step.update()
+        with stretches:
+            step.accumulate(micro, 1.0, first=True)
+            step.update()
     finally:
         for hook in hooks:
             hook.remove()
-    peaks.append(peak())
-    there.append(gradients)
-    return Point(elements_in(micro.batch), tuple(peaks), tuple(there))
+    stretches.ends()
+    return Point(elements_in(micro.batch), tuple(stretches.peaks), tuple(stretches.gradients))
 
 
 def probe(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
-from tui3090.fit.cells import Cell, Column
+from tui3090.fit.cells import Cell, all_columns
 from tui3090.fit.planning import MARGIN, Fit, gib
 from tui3090.settings import BY_NAME
 
 WIDTH = 12
 """Of a column; with six of them and the batch size the table is 80 wide."""
+WIDEST = 80
+"""Of the text below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +59,31 @@ def _without_batch(argv: Sequence[str]) -> list[str]:
 def lines(fit: Fit, asked: Asked) -> list[str]:
     """The table, what its figures mean, and what follows from it."""
     look = fit.look
-    kind = f"{gib(look.room)} GiB" if look.on_card else f"{gib(look.room)} GiB of memory available"
-    told = [f"{asked.recipe} on {look.device_name}, {kind}, torch {look.torch}", ""]
-    told += _table(fit)
-    told += ["", *_legend(fit)]
-    told += [f"{column.title}: {look.refused[column.name]}" for column in _refused(fit)]
-    told += _sentences(fit)
+    room = f"{gib(look.room)} GiB" + ("" if look.on_card else " of memory available")
+    below = [*_legend(fit), *_left_out(fit), *_sentences(fit)]
     if (off := fit.deviation()) is not None:
-        told.append(f"Predicted within {off[0]:.1%} of measured ({off[1]} cells).")
-    for column, batch, share in fit.savings():
+        below.append(f"Predicted within {off[0]:.1%} of measured ({off[1]} cells).")
+    for column, batch, share in fit.savings() if look.on_card else ():  # a process's memory is mostly libraries
         change = f"saves {share:.0%}" if share >= 0 else f"adds {-share:.0%}"
-        told.append(f"Checkpointing {change} of {column.precision}'s memory at batch {batch}.")
-    return [*told, "", *_ending(fit, asked)]
+        below.append(f"Checkpointing {change} of {column.precision}'s memory at batch {batch}.")
+    head = f"{asked.recipe} on {look.device_name}, {room}, torch {look.torch}"
+    return [
+        head,
+        "",
+        *_table(fit),
+        "",
+        *(part for text in below for part in textwrap.wrap(text, WIDEST)),
+        *_ending(fit, asked),
+    ]
 
 
-def _refused(fit: Fit) -> list[Column]:
-    from tui3090.fit.cells import all_columns
-
-    return [column for column in all_columns(fit.look.amp) if column.name in fit.look.refused]
+def _left_out(fit: Fit) -> list[str]:
+    """Why columns can't be had, each reason once."""
+    reasons: dict[str, list[str]] = {}
+    for column in all_columns(fit.look.amp):
+        if column.name in fit.look.refused:
+            reasons.setdefault(fit.look.refused[column.name], []).append(column.title)
+    return [f"Without {', '.join(titles)}: {reason}" for reason, titles in reasons.items()]
 
 
 def _table(fit: Fit) -> list[str]:
@@ -83,10 +94,9 @@ def _table(fit: Fit) -> list[str]:
     ]
     for batch in fit.rows:
         texts = [_cell(fit, cell) if (cell := fit.cells.get((batch, column))) else [] for column in fit.columns]
-        height = max(map(len, texts))
-        for number in range(height):
-            line = [text[number] if number < len(text) else "" for text in texts]
-            rows.append(_row(str(batch) if not number else "", line))
+        for number, line in enumerate(zip_longest(*texts, fillvalue="")):
+            if any(line):
+                rows.append(_row(str(batch) if not number else "", line))
         rows.append("")
     return rows[:-1]
 
@@ -96,15 +106,15 @@ def _row(first: str, others: Sequence[str]) -> str:
 
 
 def _cell(fit: Fit, cell: Cell) -> list[str]:
+    """A cell's lines, the prediction always second; it is left out where the whole row has none."""
     predicted = f"~{gib(cell.predicted)}" if cell.predicted is not None else ""
     if cell.status == "oom":
         return ["(OOM)" if cell.sentence else "OOM", predicted]
     if cell.status != "ok" or cell.memory is None or cell.step_s is None:
-        return ["failed" if cell.status == "failed" else "-", predicted]
-    text = [f"{gib(cell.memory)} GiB", predicted, milliseconds(cell.step_s)]
-    if (speed := fit.speed(cell)) is not None:
-        text.append(f"x {speed[0]:.2f}" + ("*" if speed[1] != cell.batch else ""))
-    return text
+        return ["-" if cell.status == "not run" else cell.status, predicted]
+    speed = fit.speed(cell)
+    against = "" if speed is None else f"x {speed[0]:.2f}" + ("*" if speed[1] != cell.batch else "")
+    return [f"{gib(cell.memory)} GiB", predicted, milliseconds(cell.step_s), against]
 
 
 def milliseconds(seconds: float) -> str:
@@ -115,21 +125,24 @@ def milliseconds(seconds: float) -> str:
 def _legend(fit: Fit) -> list[str]:
     memory = "peak allocated by torch" if fit.look.on_card else "peak memory of the process (RSS)"
     source = "small batches" if fit.look.on_card else "the column's smaller batches"
-    told = [f"A cell: {memory}; ~ what it was predicted from {source}, before it ran; the median step;"]
-    told.append("speed against plain FP32 at the same batch, by samples a second.")
     cells = fit.cells.values()
+    told = [f"A cell: {memory}"]
+    if any(cell.predicted is not None for cell in cells):
+        told.append(f"~ what it was predicted, before it ran, from {source}")
+    told += ["the median step", "speed against plain FP32 at the same batch, by samples a second"]
     starred = {speed[1] for cell in cells if (speed := fit.speed(cell)) is not None and speed[1] != cell.batch}
     if starred:
-        told.append(f"*: plain FP32 was not measured there; against its batch {max(starred)}.")
+        told.append(f"* where FP32 was not measured, against its batch {max(starred)}")
     if any(cell.status == "oom" and cell.sentence for cell in cells):
-        told.append("(OOM): not run, for a smaller batch did not fit or the prediction is far beyond the memory.")
+        told.append("(OOM) not run, for a smaller batch did not fit or the prediction is far beyond the memory")
+    notes = ["; ".join(told) + "."]
     if fit.look.weights_dtype != "float32":
-        told.append(f"The trainable weights are {fit.look.weights_dtype}: the columns FP32 run in it.")
+        notes.append(f"The trainable weights are {fit.look.weights_dtype}: the columns FP32 run in it.")
     if fit.look.tf32:
-        told.append("The train.py switches TF32 on: the columns FP32 use it.")
+        notes.append("The train.py switches TF32 on: the columns FP32 use it.")
     if fit.look.fixed:
-        told.append("The DataLoader's own sampler makes the batches: their size was left as it is.")
-    return told
+        notes.append("The DataLoader's own sampler makes the batches: their size was left as it is.")
+    return notes
 
 
 def _sentences(fit: Fit) -> list[str]:
@@ -137,7 +150,7 @@ def _sentences(fit: Fit) -> list[str]:
     return [
         f"{cell.column.title}, batch {cell.batch}: {cell.sentence}."
         for cell in fit.cells.values()
-        if cell.sentence and cell.status in ("failed", "not run") and cell.batch == _first(fit, cell)
+        if cell.sentence and cell.status in ("failed", "died", "not run") and cell.batch == _first(fit, cell)
     ]
 
 
@@ -147,20 +160,20 @@ def _first(fit: Fit, cell: Cell) -> int:
 
 def _ending(fit: Fit, asked: Asked) -> list[str]:
     best = fit.best()
-    if best is None or best.step_s is None or best.needs is None or best.samples_s is None:
+    if best is None or best.needs is None or best.samples_s is None:
         if any(cell.status == "ok" for cell in fit.cells.values()):
-            return [f"What fits leaves less than {MARGIN:.0%} of the memory free: use a smaller batch or shorter samples."]
-        return ["Nothing was measured that fits: use shorter samples, a smaller model, or train fewer of its weights."]
-    left = 1 - best.needs / fit.look.room
-    what = "reserved by its graphs and torch" if best.column.technique == "graph" else "at its peak"
+            return ["", f"What fits leaves less than {MARGIN:.0%} of the memory free: use a smaller batch."]
+        return ["", "Nothing that fits was measured: use shorter samples or a smaller model, or train part of it."]
+    took = f"{gib(best.needs)} GiB" + (" reserved, graphs included" if best.column.technique == "graph" else "")
     told = [
-        f"Fastest that leaves {MARGIN:.0%} of the memory free: {best.column.title} at batch {best.batch}, "
-        f"{best.samples_s:.1f} samples/s;",
-        f"it takes {gib(best.needs)} GiB {what} and leaves {left:.0%}. Start it with",
-        f"  {command(fit, asked, best)}",
+        "",
+        f"Fastest with {MARGIN:.0%} of the memory to spare: {best.column.title} at batch {best.batch}",
+        f"({best.samples_s:.1f} samples/s, {took}, {1 - best.needs / fit.look.room:.0%} to spare):",
+        "",
+        f"    {command(fit, asked, best)}",
     ]
     if not fit.look.by_option and not fit.look.fixed:
-        told.append(f"after setting the batch size to {best.batch} in the train.py, which has no option --batch-size.")
+        told += ["", f"Set the batch size to {best.batch} in the train.py first: it has no option --batch-size for it."]
     return told
 
 
