@@ -1,6 +1,8 @@
 """What GPT-2 medium costs to fine-tune at 1024 tokens: its published shape, random weights, random tokens.
 
-tui3090 fit tests/bench/gpt2_medium.py --vram 24 -- --batch-size 4
+    tui3090 fit tests/bench/gpt2_medium.py --vram 24 -- --batch-size 4
+
+What it learns is of no interest.
 """
 
 import torch

@@ -260,8 +260,12 @@ def test_the_table_is_80_wide_and_says_what_its_figures_are(recipe: Path, capsys
 
 def test_progress_goes_to_stderr_with_the_time_left(recipe: Path, capsys: Capture) -> None:
     lines = Told(FakeCard(), capsys).err.splitlines()
-    assert lines[0].startswith("batch 1, FP32: 7.50 GiB, predicted 7.50, 30.0 ms a step, x 1.00, about ")
-    assert lines[0].endswith(" left")
+    assert lines[0] == (
+        "predicted to fit 24.00 GiB: FP32 up to batch 8, FP32 + checkpointing up to batch 32, FP32 + replay up to "
+        "batch 8, AMP bf16 up to batch 16, AMP bf16 + checkpointing up to batch 64, AMP bf16 + replay up to batch 16"
+    )
+    assert lines[1].startswith("batch 1, FP32: 7.50 GiB, predicted 7.50, 30.0 ms a step, x 1.00, about ")
+    assert lines[1].endswith(" left")
     assert lines[-1].endswith(", about 0 s left")
 
 

@@ -58,7 +58,7 @@ class Progress:
         self.what_is_left = ""
         """What the time left is for, where that is not the whole table."""
         self._terminal = sys.stderr.isatty()
-        self._began = time.monotonic()
+        self._began = self._done = time.monotonic()
         self._cells = 0
         self._doing = ""
         self._left: int | None = None
@@ -77,13 +77,15 @@ class Progress:
     def done(self, result: str) -> None:
         """A cell is done."""
         self._cells += 1
+        self._done = time.monotonic()
         if self._left is not None:
             self._left -= 1
-        if self._terminal:
-            print("\r\x1b[K", end="", file=sys.stderr)
-            print(result, file=sys.stderr, flush=True)
-        else:
-            print(f"{result}{self._time_left()}", file=sys.stderr, flush=True)
+        self.say(result if self._terminal else f"{result}{self._time_left()}")
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        self.end()
+        print(line, file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Nothing more comes."""
@@ -93,7 +95,8 @@ class Progress:
     def _time_left(self) -> str:
         if not self._cells or self._left is None:
             return ""
-        seconds = (time.monotonic() - self._began) / self._cells * self._left
+        a_cell = (self._done - self._began) / self._cells
+        seconds = max(0.0, a_cell * self._left - (time.monotonic() - self._done))
         about = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
         return f", about {about} left{self.what_is_left}"
 
@@ -120,6 +123,8 @@ def run_fit(asked: Asked, path: Path, as_object: bool, processes: Processes | No
             fit = Fit(_look(wanted, progress, processes.ask), start)
             progress.what_is_left = "" if fit.look.on_card else " in this row"
             processes.ahead = fit.look.on_card and CORES >= ENOUGH_CORES
+            if predictions := _predictions(fit):
+                progress.say(predictions)
             _go_through(fit, wanted, progress, processes.ask)
     except Interrupted as interrupt:
         number = interrupt.number
@@ -156,10 +161,19 @@ def _look(wanted: dict[str, Any], progress: Progress, ask: Ask) -> Look:
 def _go_through(fit: Fit, wanted: dict[str, Any], progress: Progress, ask: Ask) -> None:
     while (following := fit.next()) is not None:
         batch, column = following
-        progress.begin(f"batch {batch}, {column.title}", fit.cells_left())
+        predicted = fit.predicted(batch, column)
+        of = f" (predicted {gib(predicted)} of {gib(fit.look.room)} GiB)" if predicted is not None else ""
+        progress.begin(f"batch {batch}, {column.title}{of}", fit.cells_left())
         cell = _measured(fit, batch, column, wanted, progress, ask)
         fit.add(cell)
         progress.done(_said(fit, cell))
+
+
+def _predictions(fit: Fit) -> str:
+    """What is predicted to fit, in a line before anything is run; empty: nothing is known."""
+    known = [column for column in fit.columns if fit.predicted(1, column) is not None]
+    fitting = [f"{c.title} up to batch {fit.fits_up_to(c)}" if fit.fits_up_to(c) else f"{c.title} not" for c in known]
+    return f"predicted to fit {gib(fit.look.room)} GiB: {', '.join(fitting)}" if fitting else ""
 
 
 def _measured(fit: Fit, batch: int, column: Column, wanted: dict[str, Any], progress: Progress, ask: Ask) -> Cell:

@@ -28,8 +28,8 @@ class Fit:
         self.rows: list[int] = []
         self._closed: dict[Column, tuple[str, bool]] = {}
         """Columns in which bigger batches are not run: why, and whether because they don't fit."""
-        first = look.batch_size if look.fixed else min(start, look.rows or start)
-        self._batches = self._doubling(first)
+        self._first = look.batch_size if look.fixed else min(start, look.rows or start)
+        self._batches = self._doubling(self._first)
 
     def _doubling(self, batch: int) -> Iterator[int]:
         """The rows. A batch holds no more samples than there are."""
@@ -77,6 +77,16 @@ class Fit:
             return predict([Point(cell.batch, (cell.peak_rss or 0,)) for cell in measured], batch)
         points = self.look.points.get(column.eager.name, [])
         return predict(points, batch * self.look.elements, gradients_kept=column.technique == "graph")
+
+    def fits_up_to(self, column: Column) -> int:
+        """The biggest of the table's batches that is predicted to fit on the card; 0: none, or nothing is known."""
+        fitting = 0
+        for batch in self._doubling(self._first):
+            predicted = self.predicted(batch, column)
+            if predicted is None or predicted > self.look.room:
+                break
+            fitting = batch
+        return fitting
 
     def add(self, cell: Cell) -> None:
         """A cell that was run."""
