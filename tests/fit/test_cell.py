@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,18 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
+from tests.fit.fakes import LiveBytes
 from tests.reference import Blocks, loss_of, samples
 from tui3090.feed import Feed
-from tui3090.fit import process
+from tui3090.fit import cell, process
 from tui3090.fit.cell import Windows, is_fixed, with_batch
+from tui3090.fit.cells import Column, Look
+from tui3090.fit.planning import Fit
 from tui3090.fit.process import CellDied, Processes
 from tui3090.link import Commands
 from tui3090.recipe import Recipe
 from tui3090.records import StepRecord, Stop
+from tui3090.techniques import Machine
 
 ROOT = Path(__file__).parents[2]
 TRAIN = """
@@ -63,8 +68,8 @@ def train_py(tmp_path: Path) -> Path:
 def wanted(path: Path, *argv: str, **more: Any) -> dict[str, Any]:
     """What the command asks a process."""
     question = {"recipe": str(path), "argv": argv, "batch_option": True, "batch": 2, "device": "cpu", "vram_gib": None}
-    cell = {"look": False, "samples": 2, "amp": "off", "technique": "checkpointing"}
-    return {**question, **cell, **more}
+    of_a_cell = {"look": False, "samples": 2, "amp": "off", "technique": "checkpointing"}
+    return {**question, **of_a_cell, **more}
 
 
 def ask(question: dict[str, Any], patience_s: float = 120.0) -> dict[str, Any]:
@@ -85,15 +90,15 @@ def test_the_whole_command_without_a_card(train_py: Path) -> None:
     out, err = command.communicate(timeout=120)
     assert command.returncode == 0, err
     told = json.loads(out)
-    assert [(cell["batch"], cell["column"], cell["status"]) for cell in told["cells"]] == [
+    assert [(c["batch"], c["column"], c["status"]) for c in told["cells"]] == [
         (2, name, "ok") for name in ("fp32", "fp32+checkpointing", "bf16", "bf16+checkpointing")
     ]
-    for cell in told["cells"]:
-        assert cell["peak_allocated"] is None
-        assert 50 << 20 < cell["peak_rss"] < told["room"]
-        assert 0 < cell["step_s"] < 5
-        assert cell["steps"] >= 3
-        assert cell["samples_s"] == pytest.approx(2 / cell["step_s"])
+    for measured in told["cells"]:
+        assert measured["peak_allocated"] is None
+        assert 50 << 20 < measured["peak_rss"] < told["room"]
+        assert 0 < measured["step_s"] < 5
+        assert measured["steps"] >= 3
+        assert measured["samples_s"] == pytest.approx(2 / measured["step_s"])
     assert told["cells"][0]["speed"] == 1.0
     assert (told["device"], told["rows"], told["batch_size_by_option"]) == ("cpu", 3, True)
     assert set(told["left_out"]) == {"fp32+graph", "bf16+graph"}
@@ -120,7 +125,7 @@ def test_an_interrupted_command_prints_what_is_known_and_leaves_nobody() -> None
     assert command.returncode == 130
     told = json.loads(out)
     assert told["interrupted"]
-    assert [(cell["batch"], cell["column"], cell["status"]) for cell in told["cells"]] == [(1, "fp32", "ok")]
+    assert [(c["batch"], c["column"], c["status"]) for c in told["cells"]] == [(1, "fp32", "ok")]
     assert left == []
 
 
@@ -204,7 +209,35 @@ def test_the_next_process_waits_and_is_not_left_behind(monkeypatch: pytest.Monke
     assert set(psutil.Process().children()) == before
 
 
-# what a cell measures
+# what the first look finds, and what a cell measures
+
+
+def test_the_look_at_a_card_measures_small_batches(train_py: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = LiveBytes()
+    monkeypatch.setattr(Machine, "cuda", True)
+    monkeypatch.setattr(cell, "card_peak", lambda device: counted.peak)
+    with counted:
+        told = cell.look(wanted(train_py, "--rows", "9"))
+    looked = Look.from_json(json.loads(json.dumps(told)))
+    assert (looked.rows, looked.batch_size, looked.fixed, looked.by_option) == (9, 2, False, True)
+    assert looked.amp == "fp16"  # the card is of no generation
+    assert looked.refused == {}
+    assert looked.elements == 9
+    assert {name: [point.elements for point in points] for name, points in looked.points.items()} == {
+        name: [9, 18, 27, 36] for name in ("fp32", "fp32+checkpointing", "fp16", "fp16+checkpointing")
+    }
+    replay = Column("off", "graph")
+    on_card = Fit(replace(looked, device="cuda:0"), 2)
+    predicted = [on_card.predicted(8, column) for column in (Column(), replay)]
+    assert None not in predicted
+    assert predicted[0] < predicted[1]  # type: ignore[operator]
+
+
+def test_the_look_at_a_cpu_measures_nothing(train_py: Path) -> None:
+    looked = Look.from_json(cell.look(wanted(train_py, batch_option=False)))
+    assert (looked.device, looked.amp, looked.points, looked.by_option) == ("cpu", "bf16", {}, False)
+    assert set(looked.refused) == {"fp32+graph", "bf16+graph"}
+    assert looked.room > 100 << 20
 
 
 def recipe_of(data: Any, **fields: Any) -> Recipe:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from tests.fit.fakes import LiveBytes
 from tui3090.assemble import Job, assemble
 from tui3090.feed import Feed, MicroBatch
 from tui3090.fit.cells import Column
@@ -22,40 +20,6 @@ from tui3090.settings import RunPlan
 
 CPU = torch.device("cpu")
 EAGER = [Column(amp, technique) for amp in ("off", "bf16") for technique in ("", "checkpointing")]
-
-
-class LiveBytes(TorchDispatchMode):
-    """Stands in for the card's allocator: the bytes of every tensor that operators made and that is still there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now = self._peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self._count(leaf.untyped_storage())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._known:
-            return
-        self._known.add(key)
-        self._now += size
-        self._peak = max(self._peak, self._now)
-        weakref.finalize(storage, self._gone, key, size)
-
-    def _gone(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self._now -= size
-
-    def peak(self) -> int:
-        """The most since the last call."""
-        most, self._peak = self._peak, self._now
-        return most
 
 
 def assembled(size: gpt.Size, loss: Any = gpt.loss) -> Job:

@@ -193,6 +193,17 @@ def test_what_is_known_is_printed_when_it_is_interrupted(recipe: Path, capsys: C
     assert "Interrupted: the table is what was known by then." in Told(card, capsys, as_object=False).out
 
 
+def test_an_interrupted_look_says_that_nothing_is_known(recipe: Path, capsys: Capture) -> None:
+    class Slow(FakeCard):
+        def ask(self, wanted: Any, tick: Any) -> dict[str, Any]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise AssertionError("the signal came late")
+
+    told = Told(Slow(), capsys, as_object=False)
+    assert (told.status, told.out) == (143, "")
+    assert told.err == "tui3090: interrupted before anything was measured\n"
+
+
 def test_a_batch_holds_no_more_samples_than_there_are(recipe: Path, capsys: Capture) -> None:
     assert {b for b, _ in Told(FakeCard(rows=7), capsys).statuses} == {1, 2, 4}
     assert {b for b, _ in Told(FakeCard(rows=7), capsys, "--batch-size", "9").statuses} == {7}

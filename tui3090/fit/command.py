@@ -131,6 +131,7 @@ def run_fit(asked: Asked, path: Path, as_object: bool, processes: Processes | No
     finally:
         progress.end()
     if fit is None:
+        print("tui3090: interrupted before anything was measured", file=sys.stderr)
         return 128 + (number or 0)
     if as_object:
         print(json.dumps(as_json(fit, asked, number is not None)))
@@ -162,8 +163,8 @@ def _go_through(fit: Fit, wanted: dict[str, Any], progress: Progress, ask: Ask) 
     while (following := fit.next()) is not None:
         batch, column = following
         predicted = fit.predicted(batch, column)
-        of = f" (predicted {gib(predicted)} of {gib(fit.look.room)} GiB)" if predicted is not None else ""
-        progress.begin(f"batch {batch}, {column.title}{of}", fit.cells_left())
+        expected = f", predicted {gib(predicted)} GiB" if predicted is not None else ""
+        progress.begin(f"batch {batch}, {column.title}{expected}", fit.cells_left())
         cell = _measured(fit, batch, column, wanted, progress, ask)
         fit.add(cell)
         progress.done(_said(fit, cell))
