@@ -103,7 +103,7 @@ class Feed:
     def __init__(self, recipe: Recipe, device: torch.device, seed: int, workers: int = 0, prefetch: int = 0) -> None:
         self._recipe = recipe
         self._device = device
-        self._seed = seed
+        self.seed = seed
         self.workers = workers
         self.prefetch = prefetch
         """Micro-batches copied to the device ahead of time."""
@@ -124,7 +124,8 @@ class Feed:
         self._own_stream: OwnStream | None = None
         self._side: torch.cuda.Stream | None = None
         self._waited = 0.0
-        self._whole_batch = self.batch_size
+        self.whole_batch = self.batch_size
+        """The recipe's `batch_size`."""
         self._halved = False
         self._longer = False
         self._context: BaseContext | None = None
@@ -150,15 +151,48 @@ class Feed:
             raise RecipeError("The training data gives no batch: its batch sampler ended at once.")
         self._restart()
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """What an iterable dataset of this process tells of where it is; None: it is found again by counting."""
+        tell = getattr(self.dataset, "state_dict", None)
+        if self.indexed or self.workers or self._ahead or tell is None or self._own_stream is None:
+            return None
+        return {"dataset": tell(), "drawn": self._own_stream.state_dict()}
+
+    def resume(self, epoch: int, taken: int, batch_size: int, whole_batch: int, state: dict[str, Any] | None) -> None:
+        """Go on in an epoch after `taken` samples, of which `state` tells where the dataset is.
+
+        `batch_size` is that of a run whose batches were `whole_batch`: in the same run they stay as small as memory
+        made them.
+        """
+        if batch_size < whole_batch == self.whole_batch:
+            self.batch_size, self._halved = batch_size, True
+        self._ahead.clear()
+        if self.indexed:
+            self.start_epoch(epoch, taken)
+            return
+        load = getattr(self.dataset, "load_state_dict", None)
+        told = state if load is not None and not self.workers else None
+        if told is not None and load is not None:
+            load(told["dataset"])
+        self.start_epoch(epoch)
+        if told is not None and self._own_stream is not None:
+            self._own_stream.load_state_dict(told["drawn"])
+            self.taken = taken
+            return
+        if taken:
+            self.notes.append(f"the first {taken} samples of this epoch are gone through to find where the run was")
+        while self.taken < taken and (micro := self._fetch()) is not None:
+            self.taken += micro.samples
+
     def _make_plan(self, epoch: int) -> IndexPlan:
-        seed = mix(self._seed, ORDER, epoch)
+        seed = mix(self.seed, ORDER, epoch)
         shuffle, drop_last = self._recipe.shuffle, False
         if self._loader_given is not None:
             sampler: Any = self._loader_given.batch_sampler
             if type(sampler) is not BatchSampler or type(sampler.sampler) not in (RandomSampler, SequentialSampler):
                 return IndexPlan.sampled(sampler, epoch, seed)
             shuffle, drop_last = type(sampler.sampler) is RandomSampler, sampler.drop_last
-        return IndexPlan.regular(len(self.dataset), self._whole_batch, drop_last, shuffle, seed)
+        return IndexPlan.regular(len(self.dataset), self.whole_batch, drop_last, shuffle, seed)
 
     def peek(self) -> MicroBatch | None:
         """The next micro-batch, which the next window will begin with; None: the epoch is over."""
@@ -213,7 +247,7 @@ class Feed:
     @property
     def parts(self) -> int:
         """Micro-batches that a batch of the recipe's is run in: 1 unless memory was short."""
-        return -(-self._whole_batch // self.batch_size)
+        return -(-self.whole_batch // self.batch_size)
 
     def halve(self, window: Window) -> Window | None:
         """The window's samples in micro-batches of half the size, collated again, and all that come later in such ones.
@@ -287,7 +321,7 @@ class Feed:
         return MicroBatch(batch, weight, samples, tokens, indices)
 
     def _seeded_dataset(self) -> SeededDataset:
-        return SeededDataset(self.dataset, mix(self._seed, DATA, self.epoch))
+        return SeededDataset(self.dataset, mix(self.seed, DATA, self.epoch))
 
     def _restart(self) -> None:
         """A new loader for what the windows have not taken; what was prepared ahead is fetched again."""
@@ -296,7 +330,7 @@ class Feed:
             "num_workers": self.workers,
             "pin_memory": self._device.type == "cuda",
             # else every new loader draws from dropout's
-            "generator": torch.Generator().manual_seed(mix(self._seed, DATA, self.epoch)),
+            "generator": torch.Generator().manual_seed(mix(self.seed, DATA, self.epoch)),
         }
         self._own_stream = None
         if self.workers:
@@ -308,7 +342,7 @@ class Feed:
             else:
                 common |= {"batch_size": self._loader_given.batch_size, "drop_last": self._loader_given.drop_last}
             if not self.workers:
-                self._own_stream = OwnStream(mix(self._seed, DATA, self.epoch))
+                self._own_stream = OwnStream(mix(self.seed, DATA, self.epoch))
             self._iterator = iter(DataLoader(self.dataset, collate_fn=self._collate, **common))
             return
         plan, taken = self._plan, self.taken

@@ -78,10 +78,17 @@ class RunFolder:
             if not (path / "records.jsonl").is_file():
                 raise RunFolderError(f"{run} is not a run folder: it has no records.jsonl.")
             return cls(path)
-        candidates = [p for p in Path("runs").glob("*") if (p / "records.jsonl").is_file()]
-        if not candidates:
+        newest = cls.newest_first()
+        if not newest:
             raise RunFolderError("There is no run under runs/ here: name a run folder, or start one with tui3090 run.")
-        return cls(max(candidates, key=lambda p: (p / "records.jsonl").stat().st_mtime))
+        return newest[0]
+
+    @classmethod
+    def newest_first(cls) -> list[RunFolder]:
+        """The run folders under runs/, the one that was written to last first."""
+        found = [path for path in Path("runs").glob("*") if (path / "records.jsonl").is_file()]
+        found.sort(key=lambda path: (path / "records.jsonl").stat().st_mtime, reverse=True)
+        return [cls(path) for path in found]
 
     def read_info(self) -> dict[str, Any]:
         """run.json; empty where it is missing or broken. Raises RunFolderError for a format newer than ours."""

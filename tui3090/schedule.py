@@ -74,6 +74,22 @@ class Schedule:
         if isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(loss)
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """Where it stands; None: there is no schedule."""
+        return self.scheduler.state_dict() if self.scheduler is not None else None
+
+    def load_state_dict(self, state: dict[str, Any] | None, steps: int) -> None:
+        """Stand where `state` was taken; without one, where `steps` optimizer steps lead. Sets the learning rates."""
+        if self.scheduler is None:
+            return
+        if state is None:
+            for _ in range(steps):
+                self.step()
+            return
+        self.scheduler.load_state_dict(state)
+        for group, lr in zip(self.scheduler.optimizer.param_groups, state["_last_lr"]):
+            group["lr"] = lr
+
     def replan(self, step: int, steps_left: int | None) -> None:
         """The number of steps that are left has changed."""
         if self.plan is not None and steps_left is not None:

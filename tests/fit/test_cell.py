@@ -20,7 +20,7 @@ from tests.fit.fakes import LiveBytes
 from tests.reference import Blocks, loss_of, samples
 from tui3090.feed import Feed
 from tui3090.fit import cell, process
-from tui3090.fit.cell import Windows, is_fixed, with_batch
+from tui3090.fit.cell import Windows, own_sampler, with_batch
 from tui3090.fit.cells import Column, Look
 from tui3090.fit.planning import Fit
 from tui3090.fit.process import CellDied, Processes
@@ -217,20 +217,33 @@ def test_the_look_at_a_card_measures_small_batches(train_py: Path, monkeypatch: 
     monkeypatch.setattr(Machine, "cuda", True)
     monkeypatch.setattr(cell, "card_peak", lambda device: counted.peak)
     with counted:
-        told = cell.look(wanted(train_py, "--rows", "9"))
+        told = cell.look(wanted(train_py, "--rows", "9", batch=6))
     looked = Look.from_json(json.loads(json.dumps(told)))
-    assert (looked.rows, looked.batch_size, looked.fixed, looked.by_option) == (9, 2, False, True)
+    assert (looked.rows, looked.batch_size, looked.fixed, looked.by_option) == (9, 6, False, True)
     assert looked.amp == "fp16"  # the card is of no generation
     assert looked.refused == {}
     assert looked.elements == 9
     assert {name: [point.elements for point in points] for name, points in looked.points.items()} == {
-        name: [9, 18, 27, 36] for name in ("fp32", "fp32+checkpointing", "fp16", "fp16+checkpointing")
+        name: [9, 18, 27, 54] for name in ("fp32", "fp32+checkpointing", "fp16", "fp16+checkpointing")
     }
     replay = Column("off", "graph")
     on_card = Fit(replace(looked, device="cuda:0"), 2)
     predicted = [on_card.predicted(8, column) for column in (Column(), replay)]
     assert None not in predicted
     assert predicted[0] < predicted[1]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("option", "size"), [(True, 4), (False, 4), (True, 5)])
+def test_a_sampler_of_its_own_may_follow_the_option(
+    option: bool, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = samples(12)
+    loader = DataLoader(rows, batch_sampler=ByLength(SequentialSampler(rows), size, False))  # type: ignore[arg-type]
+    monkeypatch.setattr(cell, "load_recipe", lambda path, options: recipe_of(loader))
+    monkeypatch.setattr(cell, "parse_options", lambda path, argv: {})
+    told = cell.look(wanted(tmp_path / "my_train.py", batch_option=option, batch=4))
+    assert (told["by_option"], told["fixed"]) == (option and size == 4, not (option and size == 4))
+    assert told["batch_size"] == size
 
 
 def test_the_look_at_a_cpu_measures_nothing(train_py: Path) -> None:
@@ -264,7 +277,7 @@ class Stream(IterableDataset[Any]):
 )
 def test_the_batch_size_is_varied(data: Any) -> None:
     recipe = recipe_of(data, batch_size=7, eval_data=samples(3), max_steps=5)
-    assert not is_fixed(recipe)
+    assert not own_sampler(recipe)
     varied = with_batch(recipe, 6)
     assert batches_of(varied) == [6, 6]
     assert (varied.eval_data, varied.metrics, varied.max_steps) == (None, None, None)
@@ -288,8 +301,8 @@ def test_a_sampler_of_the_recipes_own_is_left_alone() -> None:
     rows = samples(12)
     loader = DataLoader(rows, batch_sampler=ByLength(SequentialSampler(rows), 5, False))  # type: ignore[arg-type]
     recipe = recipe_of(loader, eval_data=samples(3))
-    assert is_fixed(recipe)
-    left = with_batch(recipe, None)
+    assert own_sampler(recipe)
+    left = with_batch(recipe, 7)
     assert batches_of(left) == [5, 5, 2]
     assert left.eval_data is None
 

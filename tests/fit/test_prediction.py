@@ -25,7 +25,7 @@ EAGER = [Column(amp, technique) for amp in ("off", "bf16") for technique in ("",
 def assembled(size: gpt.Size, loss: Any = gpt.loss) -> Job:
     def load(path: Path, options: dict[str, Any]) -> Recipe:
         text = bytes(range(256)) * (size.context // 2)
-        return Recipe(model=gpt.GPT(size), train_data=gpt.Windows(text, size.context), loss=loss)
+        return Recipe(model=gpt.GPT(size), train_data=gpt.Windows(text, size.context), loss=loss, batch_size=6)
 
     return assemble(RunPlan(Path("gpt.py"), "gpt", device="cpu"), lambda record: None, load)
 
@@ -51,7 +51,7 @@ def probed() -> dict[gpt.Size, tuple[Job, dict[str, list[Point]], LiveBytes]]:
     for size in (WIDE, LONG):
         with LiveBytes() as counted:
             job = assembled(size)
-            found[size] = job, probe(job, EAGER, small_batches(job.recipe, CPU, 0), counted.peak), counted
+            found[size] = job, probe(job, EAGER, small_batches(job.feed), counted.peak), counted
     return found
 
 
@@ -119,6 +119,6 @@ def test_a_batch_that_does_not_fit_and_bigger_ones_are_left_out() -> None:
         return gpt.loss(model, batch)
 
     job = assembled(LONG, loss)
-    points = probe(job, EAGER[:1], small_batches(job.recipe, CPU, 0), lambda: 7)
+    points = probe(job, EAGER[:1], small_batches(job.feed), lambda: 7)
     assert [point.elements for point in points["fp32"]] == [1 * 128, 2 * 128]
     assert job.step.gradients() == []

@@ -73,14 +73,18 @@ def test_rows_double_until_nothing_fits(recipe: Path, capsys: Capture) -> None:
     assert told.status == 0
 
 
-def test_without_predictions_one_cell_a_column_finds_out(recipe: Path, capsys: Capture) -> None:
-    card = FakeCard(predicts=False)
+def test_where_the_look_found_nothing_the_cells_before_are_gone_by(recipe: Path, capsys: Capture) -> None:
+    card = FakeCard(room=13.0, predicts=False)
     told = Told(card, capsys)
-    assert [cell for cell in card.ran if cell[1] == "fp32"] == [(b, "fp32") for b in (1, 2, 4, 8, 16)]
-    assert told.cell(16, "fp32")["sentence"] == ""
-    assert told.cell(32, "fp32")["status"] == "oom"
-    assert told.cell(32, "fp32")["sentence"] == "batch 16 did not fit"
-    assert all(cell["predicted"] is None for cell in told.object["cells"])
+    assert [told.cell(batch, "fp32")["predicted"] for batch in (1, 2, 4)] == [None, None, 12 * GIB]
+    # 18 GiB of 13 are predicted
+    assert [cell for cell in card.ran if cell[1] == "fp32"] == [(b, "fp32") for b in (1, 2, 4)]
+    assert told.cell(8, "fp32")["sentence"] == "predicted to take 18.00 GiB of 13.00"
+    # nothing is known of a first row
+    told = Told(FakeCard(room=13.0, predicts=False), capsys, "--batch-size", "28")
+    assert told.statuses[28, "fp32+checkpointing"] == "oom"
+    assert told.cell(28, "fp32+checkpointing")["sentence"] == ""
+    assert told.cell(56, "fp32+checkpointing")["sentence"] == "batch 28 did not fit"
 
 
 def test_a_cell_says_what_was_predicted_and_measured(recipe: Path, capsys: Capture) -> None:
@@ -213,7 +217,7 @@ def test_a_batch_that_cannot_be_varied_is_one_row(recipe: Path, capsys: Capture)
     card = FakeCard(fixed=True, batch_size=5, points={}, by_option=False)
     told = Told(card, capsys)
     assert {b for b, _ in told.statuses} == {5}
-    assert {w["batch"] for w in card.wanted[1:]} == {None}
+    assert {w["batch"] for w in card.wanted[1:]} == {5}
     assert "--batch-size" not in told.object["best"]["command"]
     assert "sampler makes the batches" in Told(card, capsys, as_object=False).out
 

@@ -25,6 +25,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from tui3090.assemble import assemble
 from tui3090.feed import Window
 from tui3090.fit.cells import Column, all_columns
+from tui3090.fit.prediction import Point
 from tui3090.fit.probe import card_peak, elements_in, probe, small_batches
 from tui3090.link import Commands
 from tui3090.meters.poller import Poller
@@ -95,14 +96,15 @@ class Windows:
         return count >= MOST or (count >= LEAST and sum(self.seconds) >= LONG_ENOUGH_S)
 
 
-def with_batch(recipe: Recipe, batch: int | None) -> Recipe:
+def with_batch(recipe: Recipe, batch: int) -> Recipe:
     """The recipe with so many samples in a micro-batch, and nothing but training to do.
 
-    An ordinary DataLoader gives way to its dataset, collate function and order. None: batches are left alone.
+    An ordinary DataLoader gives way to its dataset, collate function and order; one with a sampler of the recipe's own
+    is left as it is.
     """
     bare: dict[str, Any] = {"eval_data": None, "metrics": None, "max_steps": None}
     data: Any = recipe.train_data
-    if batch is None:
+    if own_sampler(recipe):
         return replace(recipe, **bare)
     if isinstance(data, DataLoader):
         bare["collate_fn"] = recipe.collate_fn or data.collate_fn
@@ -112,8 +114,8 @@ def with_batch(recipe: Recipe, batch: int | None) -> Recipe:
     return replace(recipe, batch_size=batch, **bare)
 
 
-def is_fixed(recipe: Recipe) -> bool:
-    """Whether the batches are made by a sampler of the recipe's own, so that their size can't be varied from here."""
+def own_sampler(recipe: Recipe) -> bool:
+    """Whether batches are made by a sampler of the recipe's own: then only its option may set their size."""
     data: Any = recipe.train_data
     if not isinstance(data, DataLoader):
         return False
@@ -127,7 +129,7 @@ def plan_of(wanted: dict[str, Any], settings: Settings) -> RunPlan:
     """What `tui3090 run` would be given. Raises RecipeError."""
     path = Path(wanted["recipe"])
     argv = list(wanted["argv"])
-    if wanted["batch"] is not None and wanted["batch_option"]:
+    if wanted["batch_option"]:
         argv += ["--batch-size", str(wanted["batch"])]
     return RunPlan(
         recipe=path,
@@ -145,25 +147,23 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
 
     def load(path: Path, options: dict[str, Any]) -> Recipe:
         given.append(load_recipe(path, options))
-        return with_batch(given[0], None if is_fixed(given[0]) else wanted["batch"])
+        return with_batch(given[0], wanted["batch"])
 
     plan = plan_of(wanted, Settings())
     job = assemble(plan, lambda record: None, load)
-    device, machine, data = job.machine.device, job.machine, given[0].train_data
-    own_batch = (data.batch_size or 0) if isinstance(data, DataLoader) else given[0].batch_size
-    fixed = is_fixed(given[0])
+    device, machine, rows = job.machine.device, job.machine, job.feed.rows
     amp = "bf16" if not machine.cuda or machine.capability >= (8, 0) else "fp16"
     columns = all_columns(amp)
     refused = {column.name: refusal(machine, column.settings) for column in columns}
-    points = {}
+    eager = [column for column in columns if column.eager is column and not refused[column.name]]
     first = job.feed.peek()
-    if first is None:
-        raise RecipeError("The training data gives no batch: its iterator ended at once.")
-    longest = elements_in(first.batch) / first.samples
-    if machine.cuda and not fixed:
-        batches = small_batches(job.recipe, device, job.recipe.seed)
-        longest = max(longest, *(elements_in(micro.batch) / micro.samples for micro in batches))
-        eager = [column for column in columns if column.eager is column and not refused[column.name]]
+    assert first is not None  # assemble has looked at it
+    own = own_sampler(given[0])
+    by_option = wanted["batch_option"] and _follows(given[0], wanted["batch"], first.samples, rows)
+    points: dict[str, list[Point]] = {}
+    batches = [first]
+    if machine.cuda:
+        batches = small_batches(job.feed)
         points = probe(job, eager, batches, card_peak(device))
     return {
         "device": str(device),
@@ -171,16 +171,24 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
         "torch": torch.__version__,
         "room": _room(device, plan.vram_gib),
         "amp": amp,
-        "rows": job.feed.rows,
-        "batch_size": first.samples if fixed else wanted["batch"],
-        "fixed": fixed,
-        "by_option": wanted["batch_option"] and own_batch == wanted["batch"],
+        "rows": rows,
+        "batch_size": first.samples,
+        "fixed": own and not by_option,
+        "by_option": by_option,
         "weights_dtype": job.weights_dtype,
         "tf32": job.settings.tf32,
         "refused": {name: reason for name, reason in refused.items() if reason},
         "points": {name: [asdict(point) for point in found] for name, found in points.items()},
-        "elements": longest,
+        "elements": max(elements_in(micro.batch) / micro.samples for micro in batches),
     }
+
+
+def _follows(recipe: Recipe, asked: int, first: int, rows: int | None) -> bool:
+    """Whether the recipe's batches have the size that its option asked for; `first`: the samples in the first one."""
+    data: Any = recipe.train_data
+    if own_sampler(recipe):
+        return first in (asked, rows)
+    return bool((data.batch_size if isinstance(data, DataLoader) else recipe.batch_size) == asked)
 
 
 def _room(device: torch.device, vram_gib: float | None) -> int:

@@ -77,9 +77,9 @@ class Look:
     rows: int | None
     """Training samples; None: unknown."""
     batch_size: int
-    """The recipe's."""
+    """Samples in the batch that was looked at."""
     fixed: bool
-    """Whether the batch size can't be varied: a DataLoader whose own sampler makes the batches."""
+    """Whether the batch size can't be varied: a DataLoader whose own sampler makes the batches, whatever the option."""
     by_option: bool
     """Whether the recipe's option --batch-size sets it."""
     weights_dtype: str

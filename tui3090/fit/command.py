@@ -21,6 +21,8 @@ from tui3090.settings import CORES
 from tui3090.source import parse_options, read_options
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LOOKED_AT = 6
+"""Samples in the batch of the first look, from which bigger ones are predicted."""
 ENOUGH_CORES = 4
 """With fewer, one process's imports would slow another's measurement."""
 Ask = Callable[[dict[str, Any], Callable[[], None]], dict[str, Any]]
@@ -112,7 +114,6 @@ def run_fit(asked: Asked, path: Path, as_object: bool, processes: Processes | No
         "recipe": str(path),
         "argv": list(asked.argv),
         "batch_option": batch_option,
-        "batch": start,
         "device": asked.device,
         "vram_gib": asked.vram_gib,
     }
@@ -151,7 +152,7 @@ def harmless_lines(fit: Fit, asked: Asked) -> list[str]:
 
 def _look(wanted: dict[str, Any], progress: Progress, ask: Ask) -> Look:
     try:
-        told = ask({**wanted, "look": True}, progress.tick)
+        told = ask({**wanted, "look": True, "batch": LOOKED_AT}, progress.tick)
     except CellDied as error:
         raise RecipeError(f"{wanted['recipe']} can't be measured: {error}.") from None
     if "error" in told:
@@ -182,7 +183,7 @@ def _measured(fit: Fit, batch: int, column: Column, wanted: dict[str, Any], prog
     question = {
         **wanted,
         "look": False,
-        "batch": None if fit.look.fixed else batch,
+        "batch": batch,
         "samples": batch,
         "device": fit.look.device,
         "amp": column.amp,

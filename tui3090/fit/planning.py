@@ -71,12 +71,12 @@ class Fit:
         return None
 
     def predicted(self, batch: int, column: Column) -> int | None:
-        """Bytes that a cell will take. On the CPU from the column's measured cells, else from the first look."""
-        if not self.look.on_card:
-            measured = [cell for (_, of), cell in self.cells.items() if of == column and cell.peak_rss is not None]
-            return predict([Point(cell.batch, (cell.peak_rss or 0,)) for cell in measured], batch)
+        """Bytes that a cell will take: from the first look, or where it measured nothing from the column's cells."""
         points = self.look.points.get(column.eager.name, [])
-        return predict(points, batch * self.look.elements, gradients_kept=column.technique == "graph")
+        if len(points) >= 2:
+            return predict(points, batch * self.look.elements, gradients_kept=column.technique == "graph")
+        measured = [cell for (_, of), cell in self.cells.items() if of == column and cell.memory is not None]
+        return predict([Point(cell.batch, (cell.memory or 0,)) for cell in measured], batch)
 
     def fits_up_to(self, column: Column) -> int:
         """The biggest of the table's batches that is predicted to fit on the card; 0: none, or nothing is known."""

@@ -16,11 +16,7 @@ from tui3090.assemble import Job
 from tui3090.feed import Feed, MicroBatch, leaves
 from tui3090.fit.cells import Column
 from tui3090.fit.prediction import Point
-from tui3090.recipe import Recipe
 from tui3090.step import Step
-
-SIZES = (1, 2, 3, 4)
-"""Samples in the batches that are measured; the two biggest that fit count, for a batch of one is often special."""
 
 
 def elements_in(batch: object) -> int:
@@ -28,17 +24,18 @@ def elements_in(batch: object) -> int:
     return sum(leaf.numel() for _, leaf in leaves(batch) if isinstance(leaf, Tensor))
 
 
-def small_batches(recipe: Recipe, device: torch.device, seed: int) -> list[MicroBatch]:
-    """The first batch of the data at each of `SIZES` that the data has samples for."""
+def small_batches(feed: Feed) -> list[MicroBatch]:
+    """The data's first batch, half of it, and so on to one sample; the smallest first. The feed is of no use after it.
+
+    It is cut by the samples' indices: batches of an iterable dataset can't be.
+    """
+    window = feed.next_window(1)
     batches = []
-    for size in SIZES:
-        feed = Feed(replace(recipe, batch_size=size), device, seed)
-        feed.start_epoch(0)
-        window = feed.next_window(1)
-        feed.close()
-        if window is not None and window.micro_batches[0].samples == size:
-            batches.append(window.micro_batches[0])
-    return batches
+    while window is not None:
+        batches.append(window.micro_batches[0])
+        window = feed.halve(window)
+    feed.close()
+    return batches[::-1]
 
 
 def card_peak(device: torch.device) -> Callable[[], int]:

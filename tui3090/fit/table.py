@@ -124,7 +124,7 @@ def milliseconds(seconds: float) -> str:
 
 def _legend(fit: Fit) -> list[str]:
     memory = "peak allocated by torch" if fit.look.on_card else "peak memory of the process (RSS)"
-    source = "small batches" if fit.look.on_card else "the column's smaller batches"
+    source = "small batches" if fit.look.points else "the column's smaller batches"
     cells = fit.cells.values()
     told = [f"A cell: {memory}"]
     if any(cell.predicted is not None for cell in cells):

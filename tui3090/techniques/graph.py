@@ -281,6 +281,7 @@ def _cleared_up(device: torch.device, pool: Any) -> Iterator[None]:
         generator.graphsafe_set_state(before)
         with suppress(AttributeError, RuntimeError):  # RuntimeError: it was ended properly
             torch._C._cuda_endAllocateToPool(device.index, pool)
+            torch._C._cuda_releasePool(device.index, pool)  # the graph only does it after a capture that ended
         raise
 
 
