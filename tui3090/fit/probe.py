@@ -39,11 +39,15 @@ def small_batches(feed: Feed) -> list[MicroBatch]:
 
 
 def card_peak(device: torch.device) -> Callable[[], int]:
-    """A function that gives the most that was allocated since it was called before."""
+    """A function that gives the most that was requested of the allocator at once since it was called before.
+
+    What it gives for a request may be up to 1 MiB bigger, whatever piece is at hand. That is little for a big batch's
+    tensors, but it would spoil the straight line through two small ones.
+    """
 
     def peak() -> int:
         # memory_stats() would spell out some 200 counters each time
-        most: int = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["peak"]
+        most: int = torch.cuda.memory_stats_as_nested_dict(device)["requested_bytes"]["all"]["peak"]
         torch.cuda.reset_peak_memory_stats(device)
         return most
 
