@@ -284,6 +284,14 @@ def test_progress_goes_to_stderr_with_the_time_left(recipe: Path, capsys: Captur
     assert lines[-1].endswith(", about 0 s left")
 
 
+def test_data_without_a_length_and_a_model_that_takes_nothing_come_to_an_end(recipe: Path, capsys: Capture) -> None:
+    flat = [{"elements": float(n), "peaks": [GIB], "gradients": [0]} for n in (2, 4)]
+    card = FakeCard(rows=None, points=dict.fromkeys(("fp32", "fp32+checkpointing", "bf16", "bf16+checkpointing"), flat))
+    told = Told(card, capsys, "--batch-size", "8")
+    assert "FP32 up to batch 65536" in told.err
+    assert told.statuses[16, "fp32"] == "oom"  # it was run, and did not fit
+
+
 def test_a_look_that_fails_is_the_commands_error(recipe: Path) -> None:
     class Fails(FakeCard):
         def ask(self, wanted: Any, tick: Any) -> dict[str, Any]:

@@ -14,6 +14,8 @@ SURELY_TOO_BIG = 1.15
 """A cell that is predicted to take more than this times the memory is not run; predictions are within 10 %."""
 LONGEST_STEP_S = 30.0
 """A cell whose step would take longer is not run."""
+MOST_SAMPLES = 65_536
+"""Where it is not known how many samples there are: no batch is bigger."""
 WORTH = 1.1
 """Samples a second over those of half the batch: below it a CPU, which a batch does not fill, gets no bigger one."""
 
@@ -32,9 +34,10 @@ class Fit:
         self._batches = self._doubling(self._first)
 
     def _doubling(self, batch: int) -> Iterator[int]:
-        """The rows. A batch holds no more samples than there are."""
+        """The rows from this batch on. A batch holds no more samples than there are."""
         yield batch
-        while not self.look.fixed and (self.look.rows is None or 2 * batch <= self.look.rows):
+        most = MOST_SAMPLES if self.look.rows is None else self.look.rows
+        while not self.look.fixed and 2 * batch <= most:
             batch *= 2
             yield batch
 
@@ -104,19 +107,17 @@ class Fit:
 
     def cells_left(self) -> int:
         """How many cells will still be run, as far as can be told now: on the CPU those of this row."""
-        left = 0
+        left, row = 0, self.rows[-1] if self.rows else self._first
         for column in self.columns:
-            batch = self.rows[-1] if self.rows else 1
             if column in self._closed:
                 continue
-            if (batch, column) not in self.cells:
-                left += 1
-            while self.look.on_card and (self.look.rows is None or 2 * batch <= self.look.rows):
-                batch *= 2
+            for batch in self._doubling(row):
                 predicted = self.predicted(batch, column)
-                if predicted is None or predicted > SURELY_TOO_BIG * self.look.room:
+                if predicted is not None and predicted > SURELY_TOO_BIG * self.look.room:
                     break
-                left += 1
+                left += (batch, column) not in self.cells
+                if predicted is None or not self.look.on_card:
+                    break
         return left
 
     # what the table says
