@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -145,6 +147,25 @@ def test_in_the_optimizers_step_it_is_not_run_again(train: Train, failure: Any) 
     assert ran.status == 1
     assert Full.calls == 3
     assert "in the optimizer's step 3" in failure(ran)
+
+
+@pytest.mark.parametrize("kind", [ValueError, torch.OutOfMemoryError])
+def test_a_failure_that_is_told_keeps_nothing_of_what_failed(train: Train, failure: Any, kind: type[Exception]) -> None:
+    """The sentence stays on the screen; the traceback, which holds the frames and their tensors, does not stay."""
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def failing(model: nn.Module, batch: Any) -> torch.Tensor:
+        activations = model(batch["x"])
+        kept.append(weakref.ref(activations))
+        raise kind("there is no room")
+
+    with ThreadPoolExecutor(1) as pool:
+        ran = pool.submit(train, Recipe(**{**vars(recipe()), "loss": failing})).result(60)
+    gc.collect()
+    assert ran.status == 2
+    assert failure(ran)
+    assert kept
+    assert all(reference() is None for reference in kept)
 
 
 def test_in_an_evaluation_training_goes_on(train: Train) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import shutil
 import signal
 import time
 from collections import deque
@@ -16,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from tui3090 import shm
 from tui3090.recipe import Recipe, RecipeError, default_loss, samples_in, tokens_in, weigh
 from tui3090.sampling import DATA, ORDER, IndexPlan, OwnStream, SeededCollate, SeededDataset, mix
 
@@ -129,6 +128,12 @@ class Feed:
         self._halved = False
         self._longer = False
         self._context: BaseContext | None = None
+        self._largest = 0
+        """Bytes of the largest batch so far."""
+        self._shm_free: int | None = None
+        """Of shared memory, before the workers came."""
+        self._shm_told = 0
+        """The number of workers for which there was too little of it."""
         self.epoch = 0
         self.taken = 0
         """Samples of this epoch that windows were given."""
@@ -307,11 +312,24 @@ class Feed:
         except (RuntimeError, OSError, EOFError) as error:
             if not self.workers or not _is_workers_death(error):
                 raise
-            raise RecipeError(_worker_died(error)) from error
+            awaited = next(self._indices, torch.empty(0)).tolist()
+            raise RecipeError(shm.worker_died(error, awaited)) from error
         self._waited += time.perf_counter() - began
         if batch is None:
             return None
+        size = sum(leaf.nbytes for _, leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
+        if size > self._largest:
+            self._largest = size
+            self._look_at_shm()
         return self._micro_batch(batch, next(self._indices, None))
+
+    def _look_at_shm(self) -> None:
+        """Warn, once for a number of workers, if what they prepare has no room in shared memory."""
+        if self.workers in (0, self._shm_told):
+            return
+        if sentence := shm.too_small(self.workers, self._largest, self._shm_free):
+            self.notes.append(sentence)
+            self._shm_told = self.workers
 
     def _micro_batch(self, batch: Any, indices: torch.Tensor | None) -> MicroBatch:
         weight, tokens = weigh(self._recipe, batch), tokens_in(batch)
@@ -334,8 +352,11 @@ class Feed:
         }
         self._own_stream = None
         if self.workers:
+            self._shm_free = shm.free()
+            self._look_at_shm()
             self._context = self._context or self._choose_context()
             common |= {"multiprocessing_context": self._context, "worker_init_fn": _ready_worker}
+            common |= {"prefetch_factor": shm.BATCHES_A_WORKER}
         if self._plan is None:
             if self._loader_given is None:
                 common |= {"batch_size": self.batch_size}
@@ -371,10 +392,6 @@ class Feed:
         return context
 
 
-SHM = Path("/dev/shm")
-"""Where workers leave their batches for the main process."""
-
-
 def _is_workers_death(error: Exception) -> bool:
     """Whether a worker is gone, rather than that it passed on an error of the dataset's.
 
@@ -384,20 +401,6 @@ def _is_workers_death(error: Exception) -> bool:
         return False
     return isinstance(error, (OSError, EOFError)) or any(
         w in str(error) for w in ("DataLoader worker", "shared memory")
-    )
-
-
-def _worker_died(error: Exception) -> str:
-    """Why a loader worker may have died, and what to do."""
-    first = (str(error) or type(error).__name__).splitlines()[0]
-    try:
-        room = shutil.disk_usage(SHM)
-        shm = f"{SHM} has {room.free / 2**30:.2f} of {room.total / 2**30:.2f} GiB free"
-    except OSError:
-        shm = f"{SHM} can't be looked at"
-    return (
-        f"A loader worker died ({first[:120]}): mostly memory ran out, the machine's or what batches are handed over "
-        f"in ({shm}). Start with fewer --workers, or in a container with a bigger one (docker run --shm-size=8g)."
     )
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:
-    """What a forward pass in training leaves in the model: BatchNorm's running mean, variance and count."""
+    """What a forward pass in training leaves in the model: the running statistics of batch and instance norms."""
     return [
         buffer
         for module in model.modules()
-        if isinstance(module, _BatchNorm)
+        if isinstance(module, _NormBase)
         for buffer in (module.running_mean, module.running_var, module.num_batches_tracked)
         if buffer is not None
     ]

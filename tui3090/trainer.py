@@ -22,6 +22,7 @@ from tui3090.link import Commands
 from tui3090.meters.allocator import Allocator, held_by
 from tui3090.meters.poller import Poller
 from tui3090.meters.unmoved import Unmoved
+from tui3090.oom import explained
 from tui3090.recipe import RecipeError
 from tui3090.records import (
     Available,
@@ -85,6 +86,8 @@ class Trainer:
         """Samples of the epoch before the window that is running; None: none is."""
         self._updating = False
         self._last_end: torch.cuda.Event | None = None
+        self._shortage = ""
+        """What torch said when memory was full the last time, explained."""
         self.step = 0
         """Optimizer steps taken."""
         self.planned: int | None = None
@@ -111,13 +114,13 @@ class Trainer:
             self._last_save("failed")
             self._state("failed", f"{self._plan.recipe.name} called sys.exit({error.code!r})")
             return error.code if isinstance(error.code, int) else int(error.code is not None)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             traceback.print_exc()
-            self._state(
-                "failed",
+            sentence = (
                 f"The card's memory was full in the optimizer's step {self.step + 1}, which may have changed weights, "
-                "so it can't be run again: start with --checkpointing all, --amp bf16 or a smaller batch size.",
+                "so it can't be run again: start with --checkpointing all, --amp bf16 or a smaller batch size."
             )
+            self._state("failed", f"{sentence} {explained(str(error))}".rstrip())
             return 1 if self.step else 2
         except BaseException as error:  # KeyboardInterrupt raised by a train.py, too, must not end the thread unseen
             if not isinstance(error, RecipeError):
@@ -214,8 +217,9 @@ class Trainer:
         self._rewind.mark()
         try:
             return self._accumulated(window)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             traceback.print_exc()
+            self._shortage = explained(str(error))
         # out of the except block: the traceback holds the failed window's tensors
         self._rewind.back()
         self._give_memory_back()
@@ -248,7 +252,8 @@ class Trainer:
         """A window for which memory was full, as it is to be run again. Raises RecipeError when no way is left."""
         job = self.job
         self._interrupt()
-        way = way_out(job, window)
+        self._say("memory", self._shortage, "warning")
+        way = way_out(job, window, self._shortage)
         self._say("memory", way.sentence, "warning")
         self._change(way.technique, way.value, origin="out of memory")
         job.started = replace(job.started, batch_size=job.feed.batch_size, settings=job.settings.short())
@@ -259,8 +264,9 @@ class Trainer:
         """Prefetch; without it where memory is too full for batches that wait."""
         try:
             return self.job.feed.look_ahead()
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             traceback.print_exc()
+            self._say("memory", explained(str(error)), "warning")
         self._say("memory", "out of memory while prefetching: prefetch is switched off", "warning")
         self._change("prefetch", 0, origin="out of memory")
         self.job.feed.set_workers(self.job.settings.workers)  # what was fetched for it is fetched again
@@ -273,7 +279,7 @@ class Trainer:
         outcome = running.in_flight.wait() if running.in_flight is not None else None
         if not self._ledger.why_skipped(outcome, running.settings):
             self.step += 1
-            self.schedule.step()
+            self._move_schedule()
             if (share := self._unmoved.stepped()) is not None:
                 self._watchdog.unmoved(share)
         record = self._ledger.record(running, outcome, self.step, self.planned)
@@ -285,6 +291,14 @@ class Trainer:
             self._emit(Stage(time=now, name="first step", seconds=now - self._first_began))
             self._first_began = 0.0
             self._poller.held = held_by(self.job.step.model, self.job.step.optimizer)
+
+    def _move_schedule(self) -> None:
+        """A step was taken."""
+        self.schedule.step()
+        if self.schedule.beyond == 2:  # the first time it is the run's last step, as planned
+            lr = float(self.job.step.optimizer.param_groups[0]["lr"])
+            text = f"the recipe's own learning-rate schedule is over after {self.step - 1} steps: the rate stays at"
+            self._say("train", f"{text} {lr:.3g}", "warning")
 
     def _mark(self) -> torch.cuda.Event | None:
         """An event on the device's time line; None on the CPU."""
@@ -372,6 +386,7 @@ class Trainer:
             self.runner = self._replay if settings.graph else job.step
         elif name == "workers":
             job.feed.set_workers(settings.workers)
+            self._tell_of_data()
         elif name == "prefetch":
             job.feed.prefetch = settings.prefetch
         elif name == "accumulate" and origin == "key":  # else the steps hold the same samples as before
@@ -416,12 +431,13 @@ class Trainer:
         except Exception as error:  # what training has learned is not lost to a mistake in the metrics
             traceback.print_exc()
             self._say("eval", f"evaluation failed, training goes on: {describe(error, self._plan.recipe)}", "error")
-            out_of_memory = isinstance(error, torch.OutOfMemoryError)
+            if out_of_memory := isinstance(error, torch.OutOfMemoryError):
+                self._say("memory", explained(str(error)), "warning")
         if out_of_memory:
             self._give_memory_back()
         if evaluated is not None:
             self._emit(evaluated)
-            if evaluated.loss is not None:
+            if evaluated.loss is not None and not asked:  # looking at it changes nothing
                 self.schedule.evaluated(evaluated.loss)
             if self._saver is not None and self._saver.is_best(evaluated.loss):
                 self._save("best eval loss", evaluated.loss)

@@ -56,8 +56,7 @@ def checkpointed(model: nn.Module, blocks: Sequence[nn.Module], every: int) -> I
         yield
         return
     with ExitStack() as undo:
-        config: Any = getattr(model, "config", None)
-        if getattr(config, "use_cache", False):  # a key-value cache can't be filled twice
+        for config in _caching(model):  # a key-value cache can't be filled twice
             undo.callback(setattr, config, "use_cache", True)
             config.use_cache = False
         for block in blocks[::every]:
@@ -66,10 +65,29 @@ def checkpointed(model: nn.Module, blocks: Sequence[nn.Module], every: int) -> I
         yield
 
 
+def _caching(model: nn.Module) -> list[Any]:
+    """The configs that ask for a key-value cache: of a model of transformers, and of its parts that have their own."""
+    configs = {id(config): config for module in model.modules() if (config := vars(module).get("config")) is not None}
+    return [config for config in configs.values() if getattr(config, "use_cache", False)]
+
+
 def _recomputed(block: nn.Module) -> Callable[..., Any]:
-    """The block's forward under torch's checkpoint."""
-    contexts = partial(_contexts, running_statistics(block))
-    return partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+    """The block's forward under torch's checkpoint.
+
+    torch looks for the card whose random state it must put back among the positional arguments alone: with a block that
+    takes its input by keyword, the recomputation would draw another dropout. So all are handed over by position.
+    """
+    forward, contexts = block.forward, partial(_contexts, running_statistics(block))
+
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        names, count = tuple(kwargs), len(args)
+
+        def by_position(*given: Any) -> Any:
+            return forward(*given[:count], **dict(zip(names, given[count:])))
+
+        return checkpoint(by_position, *args, *kwargs.values(), use_reentrant=False, context_fn=contexts)
+
+    return recomputed
 
 
 def _contexts(statistics: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

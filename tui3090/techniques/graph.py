@@ -34,6 +34,8 @@ SHAPES = 8
 """Keys that are captured at the most; further ones run eagerly."""
 TOLERANCE, AMP_TOLERANCE = 1e-5, 1e-2
 """How far replay's loss and gradient norm may be from eager's, relatively."""
+EAGER_UPDATES = 5
+"""In a row beside graphs, after which it is told that the optimizer's step runs outside of them."""
 ATTEMPTS = 3
 """Failed captures after which the technique is given up for this model."""
 
@@ -78,6 +80,7 @@ class Replay:
         self._update: torch.cuda.CUDAGraph | None = None
         self._update_key: Key = ()
         self._update_captures = 0
+        self._eager_updates, self._outside_told = 0, False
         self.pool_bytes = 0
         """What the captures took from the allocator."""
         self.given_up = ""
@@ -145,12 +148,32 @@ class Replay:
                 self._update = self._capture_update()
             if self._update is not None:
                 self._update.replay()
+                self._eager_updates = 0
                 return
         elif self._update is not None:
             self._update = None
             self._update_captures += 1
         self._update_key = key
         self.step.apply()
+        self._tell_outside()
+
+    def _tell_outside(self) -> None:
+        """Say why the update keeps running eagerly, once."""
+        self._eager_updates = self._eager_updates + 1 if self._captures else 0
+        if self._eager_updates < EAGER_UPDATES or self._outside_told:
+            return
+        self._outside_told = True
+        reason = "more than its rate changes from step to step, as betas do under OneCycleLR"
+        if not self.step.waits_for_nothing:
+            name = type(self.step.optimizer).__name__
+            reason = f"{name} waits on the host to learn whether the gradient is finite"
+        elif self._hooked():
+            reason = "the recipe hooked functions of its own to it"
+        self._say(f"the optimizer's step runs outside the graph: {reason}")
+
+    def _hooked(self) -> bool:
+        optimizer: Any = self.step.optimizer
+        return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
     def report(self) -> InFlight:
         """As `Step.report`."""
@@ -175,8 +198,7 @@ class Replay:
     def _key_of_update(self) -> Key:
         """Empty: the update can't be captured, for its optimizer decides on the host or runs hooks of the recipe's."""
         optimizer: Any = self.step.optimizer
-        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        if not self.step.waits_for_nothing or hooks or self.given_up or self._update_captures >= ATTEMPTS:
+        if not self.step.waits_for_nothing or self._hooked() or self.given_up or self._update_captures >= ATTEMPTS:
             return ()
         if not self.step.keep_gradients:
             return ()  # nothing is replayed, so the gradients have no fixed address
@@ -265,7 +287,7 @@ class Replay:
         try:
             return self._record(self.step.apply)
         except Exception as error:
-            self._update_captures = ATTEMPTS
+            self._update_captures, self._outside_told = ATTEMPTS, True
             self._say(f"the optimizer's step runs outside the graph: {_reason(error)}")
             return None
 
