@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -112,16 +113,17 @@ def test_the_whole_command_without_a_card(train_py: Path) -> None:
     ]
 
 
-def test_an_interrupted_command_prints_what_is_known_and_leaves_nobody() -> None:
-    command = fit("gpt", "--device", "cpu", "--json", "--", "--context", "16")
+def test_an_interrupted_command_prints_what_is_known_and_leaves_nobody(tmp_path: Path) -> None:
+    mark = str(tmp_path)
+    command = fit("gpt", "--device", "cpu", "--json", "--", "--context", "16", env={**os.environ, "FIT_TEST": mark})
     assert command.stderr is not None
     try:
         assert command.stderr.readline().startswith("batch 1, FP32: ")  # the next cell has its process, or soon will
         command.send_signal(signal.SIGINT)
         out, _ = command.communicate(timeout=60)
     finally:
-        left = [child for child in psutil.process_iter() if _belongs_to(child, command.pid)]
         command.kill()
+        left = [process for process in psutil.process_iter() if _is_marked(process, mark)]
     assert command.returncode == 130
     told = json.loads(out)
     assert told["interrupted"]
@@ -129,9 +131,9 @@ def test_an_interrupted_command_prints_what_is_known_and_leaves_nobody() -> None
     assert left == []
 
 
-def _belongs_to(other: psutil.Process, pid: int) -> bool:
+def _is_marked(process: psutil.Process, mark: str) -> bool:
     try:
-        return other.ppid() == pid or "tui3090.fit.cell" in " ".join(other.cmdline())
+        return process.environ().get("FIT_TEST") == mark
     except psutil.Error:
         return False
 
@@ -305,6 +307,45 @@ def test_a_sampler_of_the_recipes_own_is_left_alone() -> None:
     left = with_batch(recipe, 7)
     assert batches_of(left) == [5, 5, 2]
     assert left.eval_data is None
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a cell measures of a recipe, in this process: `measured(recipe, batch=...)`."""
+    monkeypatch.setattr(cell, "parse_options", lambda path, argv: {})
+
+    def measure(recipe: Recipe, batch: int) -> dict[str, Any]:
+        monkeypatch.setattr(cell, "load_recipe", lambda path, options: recipe)
+        return cell.measure(wanted(tmp_path / "my_train.py", batch=batch, samples=batch))
+
+    return measure
+
+
+def test_a_cell_measures_beyond_the_epochs_and_steps_of_the_recipe(measured: Any) -> None:
+    told = measured(recipe_of(samples(12), epochs=1, max_steps=1), batch=6)
+    assert (told["status"], told["steps"]) == ("ok", 10)
+    assert 0 < told["step_s"] < 1
+    assert told["peak_rss"] > 50 << 20
+
+
+def test_out_of_memory_ends_a_cell_at_once(measured: Any) -> None:
+    sizes: list[int] = []
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        sizes.append(len(batch["labels"]))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    assert measured(replace(recipe_of(samples(12)), loss=loss), batch=6) == {"status": "oom"}
+    assert sizes == [6]
+
+
+def test_out_of_memory_in_the_optimizers_step_does_too(measured: Any) -> None:
+    class Full(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    recipe = recipe_of(samples(12), optimizer=lambda model: Full(model.parameters(), lr=0.1))
+    assert measured(recipe, batch=6) == {"status": "oom"}
 
 
 def window(seconds: float, samples: int = 8, replayed: bool = False) -> StepRecord:

@@ -25,7 +25,6 @@ LOOKED_AT = 6
 """Samples in the batch of the first look, from which bigger ones are predicted."""
 ENOUGH_CORES = 4
 """With fewer, one process's imports would slow another's measurement."""
-Ask = Callable[[dict[str, Any], Callable[[], None]], dict[str, Any]]
 
 
 class Interrupted(BaseException):
@@ -37,17 +36,20 @@ class Interrupted(BaseException):
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Inside, the first signal raises Interrupted and later ones are ignored: what is begun is cleared away."""
+def noting_signals() -> Iterator[Callable[[], None]]:
+    """Inside, signals are noted; the function that this gives raises Interrupted when one has come.
 
-    def interrupt(number: int, _: object) -> None:
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
+    An exception from a handler could come while a process is being started, and leave it behind.
+    """
+    noted: list[int] = []
 
-    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
+    def check() -> None:
+        if noted:
+            raise Interrupted(noted[0])
+
+    before = {number: signal.signal(number, lambda number, frame: noted.append(number)) for number in SIGNALS}
     try:
-        yield
+        yield check
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -119,14 +121,26 @@ def run_fit(asked: Asked, path: Path, as_object: bool, processes: Processes | No
     }
     progress, fit, number = Progress(), None, None
     try:
-        with interruptible(), processes or Processes() as processes:
+        with noting_signals() as check, processes or Processes() as processes:
+
+            def tick() -> None:
+                check()
+                progress.tick()
+
             progress.begin(f"{harmless(asked.recipe)}: a first look")
-            fit = Fit(_look(wanted, progress, processes.ask), start)
+            fit = Fit(_look(wanted, processes, tick), start)
             progress.what_is_left = "" if fit.look.on_card else " in this row"
             processes.ahead = fit.look.on_card and CORES >= ENOUGH_CORES
             if predictions := _predictions(fit):
                 progress.say(predictions)
-            _go_through(fit, wanted, progress, processes.ask)
+            while (following := fit.next()) is not None:
+                check()
+                batch, column = following
+                predicted = fit.predicted(batch, column)
+                expected = f", predicted {gib(predicted)} GiB" if predicted is not None else ""
+                progress.begin(f"batch {batch}, {column.title}{expected}", fit.cells_left())
+                fit.add(_measured(fit, batch, column, wanted, processes, tick))
+                progress.done(_said(fit, fit.cells[following]))
     except Interrupted as interrupt:
         number = interrupt.number
     finally:
@@ -150,25 +164,14 @@ def harmless_lines(fit: Fit, asked: Asked) -> list[str]:
     return ["".join(c if c.isprintable() else "?" for c in line) for line in lines(fit, asked)]
 
 
-def _look(wanted: dict[str, Any], progress: Progress, ask: Ask) -> Look:
+def _look(wanted: dict[str, Any], processes: Processes, tick: Callable[[], None]) -> Look:
     try:
-        told = ask({**wanted, "look": True, "batch": LOOKED_AT}, progress.tick)
+        told = processes.ask({**wanted, "look": True, "batch": LOOKED_AT}, tick)
     except CellDied as error:
         raise RecipeError(f"{wanted['recipe']} can't be measured: {error}.") from None
     if "error" in told:
         raise RecipeError(told["error"])
     return Look.from_json(told)
-
-
-def _go_through(fit: Fit, wanted: dict[str, Any], progress: Progress, ask: Ask) -> None:
-    while (following := fit.next()) is not None:
-        batch, column = following
-        predicted = fit.predicted(batch, column)
-        expected = f", predicted {gib(predicted)} GiB" if predicted is not None else ""
-        progress.begin(f"batch {batch}, {column.title}{expected}", fit.cells_left())
-        cell = _measured(fit, batch, column, wanted, progress, ask)
-        fit.add(cell)
-        progress.done(_said(fit, cell))
 
 
 def _predictions(fit: Fit) -> str:
@@ -178,7 +181,9 @@ def _predictions(fit: Fit) -> str:
     return f"predicted to fit {gib(fit.look.room)} GiB: {', '.join(fitting)}" if fitting else ""
 
 
-def _measured(fit: Fit, batch: int, column: Column, wanted: dict[str, Any], progress: Progress, ask: Ask) -> Cell:
+def _measured(
+    fit: Fit, batch: int, column: Column, wanted: dict[str, Any], processes: Processes, tick: Callable[[], None]
+) -> Cell:
     predicted = fit.predicted(batch, column)
     question = {
         **wanted,
@@ -190,7 +195,7 @@ def _measured(fit: Fit, batch: int, column: Column, wanted: dict[str, Any], prog
         "technique": column.technique,
     }
     try:
-        told = ask(question, progress.tick)
+        told = processes.ask(question, tick)
     except CellDied as error:
         return Cell(batch, column, "died", predicted, sentence=str(error))
     if "error" in told:
