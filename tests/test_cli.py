@@ -98,7 +98,7 @@ def test_without_a_file_the_bundled_recipe_runs(plans: list[tuple[RunPlan, Path,
         ("run train.py -- --widht 3", "--widht"),
         ("show nowhere", "nowhere is not a run folder"),
         ("show", "There is no run under runs/ here"),
-        ("show x -- --lr 3", "only tui3090 run takes options"),
+        ("show x -- --lr 3", "only tui3090 run and fit take options"),
         ("new train.py", "train.py exists already"),
         ("new", "the following arguments are required: file"),
     ],
@@ -123,7 +123,7 @@ def test_escape_codes_on_the_command_line_are_harmless(folder: Path, capsys: pyt
 def test_without_arguments_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     said = capsys.readouterr().out
-    assert all(command in said for command in ("run", "show", "new"))
+    assert all(command in said for command in ("run", "fit", "show", "new"))
 
 
 def test_the_help_of_run_names_every_technique(capsys: pytest.CaptureFixture[str]) -> None:
