@@ -120,6 +120,8 @@ class StepRecord(Record):
     """The host's wait for the loader."""
     stall_s: float
     """Time in which the device had nothing to do because the batch was not there."""
+    padding: int = 0
+    """Tokens of padding that ran beside them."""
     skipped: str = ""
     """Why no update was made: 'overflow' (the scaler's), 'not finite', 'no labels'; empty: it was made."""
     loss_scale: float | None = None

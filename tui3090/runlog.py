@@ -146,6 +146,7 @@ def _mean(group: list[StepRecord]) -> StepRecord:
         grad_norm=sum(norms) / len(norms) if norms else None,
         samples=round(sum(r.samples for r in group) / n),
         tokens=round(sum(r.tokens for r in group) / n),
+        padding=round(sum(r.padding for r in group) / n),
         seconds=sum(r.seconds for r in group) / n,
         wait_s=sum(r.wait_s for r in group) / n,
         stall_s=sum(r.stall_s for r in group) / n,

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tui3090.dashboard.first_paint import first_paint
@@ -33,7 +34,7 @@ class Session:
     """A run in this process. `run` does all of it."""
 
     def __init__(self, plan: RunPlan, folder: RunFolder, headless: bool, leave_when_over: bool) -> None:
-        self._plan = plan
+        self._plan = replace(plan, folder=folder.path)
         self._folder = folder
         self._headless = headless
         self._leave_when_over = leave_when_over

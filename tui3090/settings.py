@@ -299,3 +299,5 @@ class RunPlan:
     """Optimizer steps after which the run ends; None: as the recipe says."""
     seed: int | None = None
     """None: the recipe's."""
+    folder: Path | None = None
+    """The run's folder, where what was learned is left; None: nowhere."""
