@@ -111,13 +111,13 @@ def bundled(name: str) -> Path:
     return RECIPES / f"{name}.py"
 
 
-def new_file(path: Path) -> None:
-    """Write a commented train.py to start from; raises RecipeError where `path` exists or can't be written."""
+def new_file(path: Path, source: Path = TEMPLATE) -> None:
+    """Write a train.py to start from, like `source`; raises RecipeError where `path` exists or can't be written."""
     if path.suffix != ".py":
         raise RecipeError(f"{path} must end in .py: try {path}.py.")
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(TEMPLATE.read_text("utf-8"))
+            file.write(source.read_text("utf-8"))
     except FileExistsError:
         raise RecipeError(f"{path} exists already: name another file, or move it away.") from None
     except OSError as error:
