@@ -132,6 +132,16 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def causal_loss(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """The model's loss without its attention mask.
+
+    No token that counts sees the padding on its right anyway, kernels without a mask are faster, and in packed rows
+    position_ids say who sees whom, which a mask would overrule.
+    """
+    loss: torch.Tensor = model(**{name: value for name, value in batch.items() if name != "attention_mask"}).loss
+    return loss
+
+
 def perplexity(
     loss: Callable[[Any, Any], torch.Tensor], model: Any, batches: Iterator[dict[str, torch.Tensor]]
 ) -> float:
@@ -158,16 +168,10 @@ def write(model: Any, tokenizer: Any, ids: list[int], tokens: int) -> str:
     return str(tokenizer.decode(written[0, len(ids) :], skip_special_tokens=True))
 
 
-def packed_loss(model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """The model's loss on packed rows: who sees whom follows from their position_ids, which a mask would overrule."""
-    loss: torch.Tensor = model(**{name: value for name, value in batch.items() if name != "attention_mask"}).loss
-    return loss
-
-
 class FusedLoss:
     """The loss of a causal model by liger-kernel's fused linear cross-entropy, which never holds all logits at once."""
 
-    def __init__(self, packed: bool) -> None:
+    def __init__(self) -> None:
         """Raises RecipeError where liger-kernel or a card is missing."""
         if not torch.cuda.is_available():
             raise RecipeError("--liger needs an NVIDIA card: its kernels run on nothing else. Leave it out.")
@@ -175,16 +179,15 @@ class FusedLoss:
             from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
         except ImportError:
             raise RecipeError("--liger needs liger-kernel: pip install 'tui3090[liger]', or leave it out.") from None
-        self._packed = packed
         self._loss = LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORED)
 
     def __call__(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
         """Hidden states [batch, length, width] of the body, then output layer and cross-entropy in one."""
         if hasattr(model, "get_base_model"):  # PEFT's wrapper; the layers inside are changed in place
             model = model.get_base_model()
-        left_out = ("labels", "attention_mask") if self._packed else ("labels",)
         body = getattr(model, model.base_model_prefix)
-        hidden = body(**{name: value for name, value in batch.items() if name not in left_out}).last_hidden_state
+        seen = {name: value for name, value in batch.items() if name not in ("labels", "attention_mask")}
+        hidden = body(**seen).last_hidden_state
         head = model.get_output_embeddings()
         labels = batch["labels"][:, 1:].flatten()
         loss: torch.Tensor = self._loss(head.weight, hidden[:, :-1].flatten(0, 1), labels, head.bias)

@@ -120,10 +120,7 @@ def padded_lengths(lengths: Tensor, buckets: int = BUCKETS) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Pad:
-    """Makes a batch of sequences: [batch, length], length one of `lengths`; a mask where there is padding.
-
-    Without padding there is no mask, so that a kernel without one can be used.
-    """
+    """Makes a batch of sequences: [batch, length], length one of `lengths`, with a mask of what is no padding."""
 
     lengths: tuple[int, ...]
     pad_id: int
@@ -142,8 +139,7 @@ class Pad:
                     row[: len(value)] = value
             else:
                 batch[name] = torch.tensor(values)
-        if int(own.min()) < to:
-            batch["attention_mask"] = (torch.arange(to) < own[:, None]).long()
+        batch["attention_mask"] = (torch.arange(to) < own[:, None]).long()
         return batch
 
 
@@ -159,9 +155,12 @@ class LengthGrouped(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Draws from torch's generator, which the run seeds for each epoch."""
-        together = torch.randperm(len(self.lengths)).split(self.batch_size * SORTED)
-        order = torch.cat([part[self.lengths[part].argsort(descending=True, stable=True)] for part in together])
-        batches = order.split(self.batch_size)
+        by_length = self.lengths.argsort(stable=True)
+        left_over = len(by_length) % self.batch_size  # the shortest of all, that the short batch has one shape
+        rest = by_length[left_over:]
+        together = rest[torch.randperm(len(rest))].split(self.batch_size * SORTED)
+        parts = [part[self.lengths[part].argsort(descending=True, stable=True)] for part in together]
+        batches = torch.cat([*parts, by_length[:left_over]]).split(self.batch_size)
         longest = max(range(len(batches)), key=lambda number: int(self.lengths[batches[number]].max()))
         for number in [longest, *(n for n in torch.randperm(len(batches)).tolist() if n != longest)]:
             yield batches[number].tolist()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tui3090 import Recipe, pretrained, rows, samples, textdata
-from tui3090.recipe import RecipeError, default_loss
+from tui3090.recipe import RecipeError
 
 WRITTEN = 40
 """Tokens that the model writes at each evaluation."""
@@ -74,7 +74,7 @@ def recipe(
         short = [[*one[: max_length - 1], tokenizer.eos_token_id] for one in ids]
         return textdata.Tokens(short, short)
 
-    loss = pretrained.FusedLoss(packed=False) if liger else default_loss
+    loss = pretrained.FusedLoss() if liger else pretrained.causal_loss
 
     def figures(model: Any, batches: Iterator[Any]) -> dict[str, float | str]:
         written = pretrained.write(model, tokenizer, tokenizer(prompt)["input_ids"], WRITTEN)

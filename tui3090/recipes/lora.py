@@ -17,7 +17,6 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tui3090 import Recipe, chat, pretrained, rows, samples, textdata
-from tui3090.recipe import default_loss
 
 WRITTEN = 60
 """Tokens of an answer at each evaluation, at the most."""
@@ -87,7 +86,7 @@ def recipe(
         made = textdata.Tokens([one.ids for one in chats], [one.labels for one in chats])
         return textdata.Packed(made, max_length) if pack else made
 
-    loss = pretrained.FusedLoss(pack) if liger else pretrained.packed_loss if pack else default_loss
+    loss = pretrained.FusedLoss() if liger else pretrained.causal_loss
     asked = evaluation[0].messages[:-1]
 
     def figures(model: Any, batches: Iterator[Any]) -> dict[str, float | str]:
