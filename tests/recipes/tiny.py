@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import BertForSequenceClassification, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tui3090 import samples, scratch
 
@@ -18,36 +18,35 @@ CHATML = (
 WORDS = [text for text, _ in samples.docstrings_by_package()[:300]]
 
 
-def bert(folder: Path, dropout: float = 0.0) -> Path:
-    """Two layers of width 128, two classes."""
+def bert(folder: Path) -> None:
+    """Two layers of width 128, two classes, no dropout."""
     torch.manual_seed(0)
-    config = scratch.bert_config("tiny")
-    config.update({"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout})
-    return _saved(BertForSequenceClassification(config), scratch.bert_tokenizer(WORDS, config), folder)
+    model, tokenizer = scratch.bert("tiny", WORDS, ["asyncio", "email"])
+    _save(model, tokenizer, folder, {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
 
 
-def gpt2(folder: Path, dropout: float = 0.0) -> Path:
-    """Four layers of width 128."""
+def gpt2(folder: Path) -> None:
+    """Four layers of width 128, no dropout."""
     torch.manual_seed(0)
-    config = scratch.gpt2_config("tiny")
-    config.update({"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout})
-    return _saved(GPT2LMHeadModel(config), scratch.gpt2_tokenizer(WORDS, config), folder)
+    model, tokenizer = scratch.gpt2("tiny", WORDS)
+    _save(model, tokenizer, folder, {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0})
 
 
-def llama(folder: Path) -> Path:
+def llama(folder: Path) -> None:
     """Two layers of width 64 with grouped queries, and a chat template."""
     torch.manual_seed(0)
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = LlamaConfig(vocab_size=2048, num_key_value_heads=2, max_position_embeddings=256, **shape)
-    tokenizer = scratch.gpt2_tokenizer(WORDS, config)
+    _, tokenizer = scratch.gpt2("tiny", WORDS)
+    config.bos_token_id = config.eos_token_id = tokenizer.eos_token_id
     tokenizer.chat_template = CHATML
-    return _saved(LlamaForCausalLM(config), tokenizer, folder)
+    _save(LlamaForCausalLM(config), tokenizer, folder, {})
 
 
-def _saved(model: Any, tokenizer: Any, folder: Path) -> Path:
+def _save(model: Any, tokenizer: Any, folder: Path, config: dict[str, Any]) -> None:
+    model.config.update(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
 
 
 def labelled(path: Path, count: int = 80) -> Path:

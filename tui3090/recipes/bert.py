@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tui3090 import Recipe, pretrained, rows, samples, textdata
 from tui3090.recipe import RecipeError
@@ -102,18 +101,13 @@ def recipe(
     else:
         train, evaluation = rows.split(train, held_out)
 
-    classes = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
     if scratch == "no":
         source = pretrained.find(model, pretrained.MINILM)
-        tokenizer = pretrained.load(AutoTokenizer, source)
-        net = pretrained.load_model(AutoModelForSequenceClassification, source, num_labels=len(names), **classes)
+        net, tokenizer = pretrained.classifier(source, names), pretrained.tokenizer(source)
     else:
-        from tui3090.scratch import bert_config, bert_tokenizer
+        from tui3090.scratch import bert
 
-        config = bert_config(scratch)
-        tokenizer = bert_tokenizer([text for text, _ in train], config)
-        config.update({"num_labels": len(names), **classes, "use_cache": False})
-        net = AutoModelForSequenceClassification.from_config(config)
+        net, tokenizer = bert(scratch, [text for text, _ in train], names)
     pretrained.check_length(net, max_length)
 
     def tokens(pairs: list[tuple[str, str]]) -> textdata.Tokens:

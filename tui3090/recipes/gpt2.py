@@ -10,8 +10,6 @@ Needs `pip install 'tui3090[hf]'`. Nothing is downloaded during a run.
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from tui3090 import Recipe, pretrained, rows, samples, textdata
 from tui3090.recipe import RecipeError
 
@@ -54,15 +52,11 @@ def recipe(
 
     if scratch == "no":
         source = pretrained.find(model)
-        tokenizer = pretrained.load(AutoTokenizer, source)
-        net = pretrained.load_model(AutoModelForCausalLM, source)
+        net, tokenizer = pretrained.causal_lm(source), pretrained.tokenizer(source)
     else:
-        from tui3090.scratch import gpt2_config, gpt2_tokenizer
+        from tui3090.scratch import gpt2
 
-        config = gpt2_config(scratch)
-        tokenizer = gpt2_tokenizer(train, config)
-        config.use_cache = False
-        net = AutoModelForCausalLM.from_config(config)
+        net, tokenizer = gpt2(scratch, train)
     pretrained.check_length(net, max_length)
     if tokenizer.eos_token_id is None:
         raise RecipeError("The tokenizer has no token for a text's end: set its eos_token and save it again.")

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tui3090 import Recipe, chat, pretrained, rows, samples, textdata
 
@@ -54,7 +52,7 @@ def recipe(
 ) -> Recipe:
     """Tune adapters in every linear layer of a causal language model on chats."""
     source = pretrained.find(model, pretrained.SMOLLM2)
-    tokenizer = pretrained.load(AutoTokenizer, source)
+    tokenizer = pretrained.tokenizer(source)
 
     def encoded(messages: list[chat.Message]) -> Encoded:
         return Encoded(messages, *chat.encode(tokenizer, messages, max_length))
@@ -72,15 +70,10 @@ def recipe(
     else:
         train, evaluation = rows.split(train, held_out)
 
-    held: dict[str, Any] = {"dtype": torch.bfloat16} if base == "bf16" else {}
-    if base in ("8bit", "4bit"):
-        held = pretrained.quantized(int(base[0]))
-    frozen = pretrained.load_model(AutoModelForCausalLM, source, **held)
+    bits = {"8bit": 8, "4bit": 4}.get(base)
+    frozen = pretrained.causal_lm(source, torch.bfloat16 if base == "bf16" else torch.float32, bits)
     pretrained.check_length(frozen, max_length)
-    config = LoraConfig(
-        r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
-    net = get_peft_model(frozen, config)  # the adapters are fp32 whatever the base is
+    net = pretrained.with_adapters(frozen, rank, alpha, dropout)
 
     def tokens(chats: list[Encoded]) -> textdata.Tokens | textdata.Packed:
         made = textdata.Tokens([one.ids for one in chats], [one.labels for one in chats])
