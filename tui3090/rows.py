@@ -9,6 +9,8 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +23,8 @@ Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md")
 PARQUET = b"PAR1"
 """What a Parquet file begins with."""
+MOST_LABELS = 0.5
+"""Different labels for each row: a column with more is none of labels."""
 
 
 class BadRow(Exception):
@@ -73,6 +77,30 @@ def text(row: Row, name: str, option: str) -> str:
     if not value.strip():
         raise BadRow(f"its {name!r} is blank")
     return value
+
+
+def label(row: Row, name: str, option: str) -> str:
+    """The class in a column, a name or a whole number. Raises BadRow."""
+    value = column(row, name, option)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, (str, int)):
+        raise BadRow(f"its {name!r} is {str(value)[:40]}: a label is a name or a whole number")
+    return str(value)
+
+
+def class_names(labels: list[str]) -> list[str]:
+    """The classes, in the order of their numbers or of the alphabet. Raises RecipeError for what are no labels."""
+    counts = Counter(labels)
+    if len(counts) < 2:
+        raise RecipeError(f"All {len(labels)} rows have the label {labels[0]!r}: there is nothing to tell apart.")
+    if len(counts) > max(2, MOST_LABELS * len(labels)):
+        raise RecipeError(
+            f"{len(labels)} rows have {len(counts)} different labels, one of them {labels[0]!r}: "
+            "is --label-column the right one?"
+        )
+    numbers = all(re.fullmatch(r"-?[0-9]+", name) for name in counts)
+    return sorted(counts, key=lambda name: (int(name) if numbers else 0, name))
 
 
 def split(items: list[Item], share: float) -> tuple[list[Item], list[Item]]:

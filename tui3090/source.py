@@ -107,7 +107,7 @@ def bundled(name: str) -> Path:
     """The file of a bundled recipe; raises RecipeError, with those there are, for a name that is not one."""
     names = sorted(p.stem for p in RECIPES.glob("*.py") if not p.stem.startswith("_"))
     if name not in names:
-        raise RecipeError(f"tui3090 has no recipe {name!r}, only {' and '.join(names)}; a file ends in .py.")
+        raise RecipeError(f"tui3090 has no recipe {name!r}, only {', '.join(names)}; a file ends in .py.")
     return RECIPES / f"{name}.py"
 
 

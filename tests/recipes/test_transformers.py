@@ -65,6 +65,16 @@ def test_checkpointing_switched_in_mid_run_changes_nothing(train: Train, make: M
     assert furthest(plain, toggled) <= 1e-6
 
 
+@pytest.mark.parametrize(("name", "pack"), [("bert", {}), ("lora", {"pack": True})])
+def test_loader_workers_give_the_same_batches(train: Train, make: Make, name: str, pack: dict[str, Any]) -> None:
+    plain = train(replace(make(name, batch_size=4, **pack), eval_data=None, metrics=None), steps=4)
+    script = {1: [Change("workers", 1)], 3: [Change("workers", 0)]}
+    ran = train(replace(make(name, batch_size=4, **pack), eval_data=None, metrics=None), script, steps=4)
+    assert ran.status == 0, ran.records[-1]
+    assert not ran.trainer.job.feed.notes
+    assert furthest(plain, ran) == 0
+
+
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_amp_trains_the_weights_in_fp32(train: Train, make: Make, name: str, amp: str) -> None:

@@ -7,7 +7,6 @@
 Needs `pip install 'tui3090[hf]'`, and for the first line `[models]` too. Nothing is downloaded during a run.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -15,33 +14,6 @@ import torch
 from torch import Tensor
 
 from tui3090 import Recipe, pretrained, rows, samples, textdata
-from tui3090.recipe import RecipeError
-
-MOST_LABELS = 0.5
-"""Different labels for each row: a column with more is none of labels."""
-
-
-def label(row: rows.Row, name: str) -> str:
-    """The label of a row: a name or a whole number."""
-    value = rows.column(row, name, "label-column")
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, (str, int)):
-        raise rows.BadRow(f"its {name!r} is {str(value)[:40]}: a label is a name or a whole number")
-    return str(value)
-
-
-def names_of(labels: list[str]) -> list[str]:
-    """The classes, in the order of their numbers or of the alphabet; refuses what is no column of labels."""
-    counts = Counter(labels)
-    if len(counts) < 2:
-        raise RecipeError(f"All {len(labels)} rows have the label {labels[0]!r}: there is nothing to tell apart.")
-    if len(counts) > max(2, MOST_LABELS * len(labels)):
-        raise RecipeError(
-            f"{len(labels)} rows have {len(counts)} different labels, one of them {labels[0]!r}: "
-            "is --label-column the right one?"
-        )
-    return sorted(counts, key=lambda name: (int(name), "") if name.lstrip("-").isdigit() else (0, name))
 
 
 class Scores:
@@ -54,8 +26,8 @@ class Scores:
         seen = torch.zeros(self.classes, self.classes, dtype=torch.int64)  # [label, prediction]
         for batch in batches:
             told = model(**batch).logits.argmax(-1)
-            pairs = (batch["labels"] * self.classes + told).bincount(minlength=self.classes**2)
-            seen += pairs.view(self.classes, self.classes).cpu()
+            pairs = (batch["labels"] * self.classes + told).cpu().bincount(minlength=self.classes**2)
+            seen += pairs.view(self.classes, self.classes)
         hits, labelled, told = seen.diag(), seen.sum(1), seen.sum(0)
         f1 = 2 * hits / (labelled + told).clamp(min=1)
         there = labelled + told > 0
@@ -85,7 +57,7 @@ def recipe(
     """Fine-tune an encoder with a new classification layer on texts and their labels."""
 
     def labelled(row: rows.Row) -> tuple[str, str]:
-        return rows.text(row, text_column, "text-column"), label(row, label_column)
+        return rows.text(row, text_column, "text-column"), rows.label(row, label_column, "label-column")
 
     def known(row: rows.Row) -> tuple[str, str]:
         text, name = labelled(row)
@@ -94,7 +66,7 @@ def recipe(
         return text, name
 
     train, notes = rows.read_items(data, labelled, bad_rows) if data else (samples.docstrings_by_package(), [])
-    names = names_of([name for _, name in train])
+    names = rows.class_names([name for _, name in train])
     if eval_data:
         evaluation, more = rows.read_items(eval_data, known, bad_rows)
         notes = notes + more
