@@ -151,6 +151,17 @@ def test_new_writes_a_train_py_whose_options_can_be_read(folder: Path, capsys: p
     assert cli.main(["run", "mine.py", "--", "--help"]) == 0
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2", "lora", "gpt"])
+def test_new_copies_a_bundled_recipe(folder: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert cli.main(["new", "--from", name, "mine.py"]) == 0
+    assert Path("mine.py").read_bytes() == (Path(cli.__file__).parent / "recipes" / f"{name}.py").read_bytes()
+    assert cli.main(["run", "mine.py", "--", "--help"]) == 0
+    assert "--batch-size INT" in capsys.readouterr().out
+    assert cli.main(["new", "--from", "brt", "other.py"]) == 2
+    assert "has no recipe 'brt', only bert" in capsys.readouterr().err
+    assert not Path("other.py").exists()
+
+
 def test_nothing_heavy_is_imported_before_the_command_is_known() -> None:
     code = (
         "import sys; from tui3090 import cli, session; "

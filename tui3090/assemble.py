@@ -109,6 +109,8 @@ def assemble(
         if first is None:
             raise RecipeError("The training data gives no batch: its iterator ended at once.")
         detail.append("unknown length" if rows is None else f"{rows} samples")
+    for note in recipe.notes:
+        say("data", note, "warning")
     machine = Machine(
         device=device,
         capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0),

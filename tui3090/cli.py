@@ -105,6 +105,9 @@ def make_parser() -> Parser:
     show_parser.set_defaults(command=show)
     new_parser = commands.add_parser("new", help="write a commented train.py to start from", allow_abbrev=False)
     new_parser.add_argument("file", type=Path, help="the file to write, e.g. train.py")
+    new_parser.add_argument(
+        "--from", dest="source", metavar="NAME", help="copy a bundled recipe: bert, gpt2, lora, gpt"
+    )
     new_parser.set_defaults(command=new)
     doctor_parser = commands.add_parser(
         "doctor", help="say what this machine offers, and what each missing thing costs", allow_abbrev=False
@@ -254,7 +257,6 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         plan = _plan(arguments, path)
         folder = RunFolder.create(plan.name, arguments.run_dir)
-    plan = replace(plan, folder=folder.path)
     guardian = 0
     if not arguments.headless and (terminal := open_terminal()) is not None:
         # before anything heavy is imported: it stays as small as the interpreter is now
@@ -362,7 +364,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 def new(arguments: argparse.Namespace) -> int:
     """`tui3090 new`: write a train.py."""
-    new_file(arguments.file)
+    new_file(arguments.file, *([bundled(arguments.source)] if arguments.source is not None else []))
     print(f"Wrote {harmless(str(arguments.file))}: start it with tui3090 run {shlex.quote(str(arguments.file))}")
     return 0
 
