@@ -64,6 +64,8 @@ class FlopTally:
 
     def __init__(self) -> None:
         self._counts: dict[Any, FlopCount | None] = {}
+        self.ran_out = False
+        """Whether memory was full while something was counted; it is not counted again."""
 
     @contextmanager
     def counting(self, micro: MicroBatch, settings: Settings) -> Iterator[None]:
@@ -72,8 +74,13 @@ class FlopTally:
         if key in self._counts or len(self._counts) >= COUNTED_SHAPES:
             yield
             return
-        with FlopCounter() as counter:
-            yield
+        try:
+            with FlopCounter() as counter:
+                yield
+        except torch.OutOfMemoryError:
+            self._counts[key] = None
+            self.ran_out = True
+            raise
         self._counts[key] = counter.count
 
     def of(self, micro_batches: Sequence[MicroBatch], settings: Settings) -> FlopCount | None:
@@ -121,6 +128,7 @@ class Ledger:
             grad_norm=outcome.grad_norm if outcome is not None else None,
             samples=sum(micro.samples for micro in window.micro_batches),
             tokens=sum(micro.tokens for micro in window.micro_batches),
+            padding=sum(micro.padding for micro in window.micro_batches),
             seconds=ended - running.began,
             wait_s=window.wait_s,
             stall_s=running.stall_s,

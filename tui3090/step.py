@@ -24,6 +24,8 @@ from tui3090.recipe import Recipe, RecipeError
 from tui3090.settings import Settings
 from tui3090.techniques.amp import autocast, scaler
 from tui3090.techniques.checkpointing import checkpointed
+from tui3090.techniques.compile import Compiled
+from tui3090.techniques.offload import Offload
 from tui3090.techniques.tf32 import matmuls
 
 
@@ -78,6 +80,8 @@ class Step:
         self.device = device
         self.settings = Settings()
         self.scaler = scaler(device)
+        self.compiled = Compiled(model, blocks, recipe.loss)
+        self.offload = Offload(model, blocks, device)
         self.place = place
         """Brings a micro-batch's tensors to the device."""
         self.waits_for_nothing = waits_for_nothing(optimizer)
@@ -87,7 +91,6 @@ class Step:
         """Gradients are zeroed in place instead of freed: captured graphs know their addresses."""
         self.loss = torch.zeros((), device=device)
         """The window's weighted mean so far."""
-        self._loss_of = recipe.loss
         self._clip_norm = recipe.clip_norm
         self.blocks = blocks
         """The layers that checkpointing cuts at."""
@@ -155,10 +158,15 @@ class Step:
         """Forward under autocast, backward of the scaled share of the loss; adds to gradients and loss."""
         if first:
             self.zero()
-        with matmuls(self.settings), checkpointed(self.model, self.blocks, self.settings.checkpointing):
+        with (
+            matmuls(self.settings),
+            self.compiled.in_force(self.settings) as loss_of,
+            checkpointed(self.model, self.blocks, self.settings.checkpointing),
+            self.offload.in_force(self.settings),
+        ):
             self.mark("forward")
             with autocast(self.device, self.settings):
-                loss = _scalar(self._loss_of(self.model, batch))
+                loss = _scalar(loss_of(self.model, batch))
             self.mark("backward")
             share = loss * self._share
             (self.scaler.scale(share) if self.scales else share).backward()

@@ -7,10 +7,12 @@ window; what a key asked for comes into force at the next one.
 from __future__ import annotations
 
 import gc
+import shutil
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -53,12 +55,13 @@ from tui3090.shortage import way_out
 from tui3090.source import describe
 from tui3090.step import Step
 from tui3090.techniques import reason_unavailable, refusal
+from tui3090.techniques.compile import why_failed
 from tui3090.techniques.graph import Replay
 from tui3090.watchdog import Gradients, Watchdog
 
-KERNELS = ("amp", "checkpointing", "tf32", "graph")
+KERNELS = ("amp", "checkpointing", "tf32", "graph", "compile")
 """Techniques that change which kernels a step runs: graphs captured before are of no use afterwards."""
-SAVES_MEMORY = ("amp", "checkpointing")
+SAVES_MEMORY = ("amp", "checkpointing", "compile", "offload")
 """Techniques after whose change the allocator should give back what it holds for the step as it was."""
 
 
@@ -101,13 +104,14 @@ class Trainer:
         try:
             self.job = assemble(self._plan, self._emit)
             self._begin()
-            self._train()
-            self._last_save("the end")
-            self._state("finished", f"after {self.step} steps")
-            return 0
-        except Stopped:
-            self._last_save("stopped")
-            self._state("stopped", f"by you, after {self.step} steps")
+            try:
+                self._train()
+                ended = "finished", f"after {self.step} steps"
+            except Stopped:
+                ended = "stopped", f"by you, after {self.step} steps"
+            self._last_save("the end" if ended[0] == "finished" else "stopped")
+            self._export()
+            self._state(*ended)
             return 0
         except Diverged as error:
             self._last_save("diverged")
@@ -135,6 +139,19 @@ class Trainer:
             if hasattr(self, "job"):
                 self.job.feed.close()
 
+    def _export(self) -> None:
+        """What was learned, by the recipe's own `export`, into `result` of the run's folder: whole or not at all."""
+        export, folder = self.job.recipe.export, self._plan.folder
+        if export is None or folder is None or not self.step or self._commands.stop_now.is_set():
+            return
+        unfinished, result = folder / "result.unfinished", folder / "result"
+        for earlier in (unfinished, result):
+            shutil.rmtree(earlier, ignore_errors=True)
+        unfinished.mkdir()
+        export(unfinished)
+        unfinished.rename(result)
+        self._say("run", f"what was learned is in {result}")
+
     # the loop
 
     def _begin(self) -> None:
@@ -147,6 +164,9 @@ class Trainer:
         self._ledger = Ledger(job.device_name, job.weights_dtype)
         self._looks = Looks(job, self._replay, self._emit, self._interrupt)
         self.runner = self._replay if job.settings.graph else job.step
+        job.step.compiled.say = partial(self._say, "compile")
+        job.step.compiled.progress = partial(self._state, "training")
+        job.step.offload.say = partial(self._say, "memory")
         self._rewind = Rewind(job.step.model, job.machine.device)
         trained = {name: p for name, p in job.step.model.named_parameters() if p.requires_grad}
         self._watchdog = Watchdog(self._say)
@@ -226,15 +246,27 @@ class Trainer:
     def _accumulate(self, window: Window) -> bool | None:
         """Forward and backward of every micro-batch; whether all of them ran by replay. None: memory was full."""
         self._rewind.mark()
+        not_compiled, self._flops.ran_out = "", False
         try:
             return self._accumulated(window)
         except torch.OutOfMemoryError as error:
             traceback.print_exc()
             self._shortage = explained(str(error))
+        except Exception as error:
+            if not self.job.settings.compile or not self.job.step.compiled.failed(error):
+                raise
+            traceback.print_exc()
+            not_compiled = why_failed(error)
         # out of the except block: the traceback holds the failed window's tensors
         self._rewind.back()
         self._give_memory_back()
-        return None
+        if not_compiled:
+            self._without_compiler(not_compiled)
+        elif self._flops.ran_out and self.job.settings.compile:
+            self._say("memory", "out of memory while FLOPs were counted, uncompiled: no FLOPs for this batch shape")
+        else:
+            return None
+        return self._accumulate(window)
 
     def _accumulated(self, window: Window) -> bool:
         micro_batches, replayed = window.weighed, 0
@@ -250,6 +282,17 @@ class Trainer:
                 with self._flops.counting(micro, self.job.settings):
                     self.runner.accumulate(micro, share, first)
         return 0 < replayed == len(micro_batches)
+
+    def _without_compiler(self, why: str) -> None:
+        """The compiler could not do it, or something went wrong while it was at work: from here on eagerly."""
+        job = self.job
+        if job.step.compiled.leave_loss():
+            self._say("compile", f"the loss is not compiled, only the model's blocks: {why}", "warning")
+            return
+        sentence = f"torch.compile failed in this run: {why} (output.log has the rest)."
+        self._say("compile", f"{sentence} Training goes on without it", "warning")
+        job.machine = replace(job.machine, no_compiler=sentence)
+        self._change("compile", False, origin="compile")
 
     def _give_memory_back(self) -> None:
         """Drop what can be made again: graphs, gradients, the allocator's cache."""
@@ -525,11 +568,11 @@ class Trainer:
 
     def _state(self, state: str, detail: str = "") -> None:
         """Tell what the run is doing now, if that is new."""
-        if state != self._told:
-            self._told = state
+        if (state, detail) != self._told:
+            self._told = (state, detail)
             self._emit(State(time=time.time(), state=state, detail=detail))
 
-    _told = ""
+    _told = ("", "")
 
     def _say(self, source: str, text: str, level: str = "info") -> None:
         if text:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
-from tests.dashboard.views import GIB, HOSTILE, NOW, started, step
+from tests.dashboard.views import GIB, HOSTILE, NOW, gain, started, step
 from tui3090.dashboard import app as app_module
 from tui3090.dashboard.app import Dashboard, theme
 from tui3090.dashboard.governor import Governor
@@ -87,6 +87,8 @@ def trained() -> list[Record]:
         records.append(step(n, time=NOW - 0.3 - (1412 - n) * 0.5, loss=loss, seconds=0.5, stall_s=0.01, wait_s=0.1))
         if n == 250:
             records.append(Changed(time=NOW - 580, step=251, technique="amp", old="off", new="bf16"))
+        if n == 275:
+            records.append(gain(251, "amp", "off", "bf16"))
         if n == 900:
             records.append(Changed(time=NOW - 250, step=901, technique="accumulate", old=1, new=2))
     reading = Reading(
@@ -226,9 +228,9 @@ class TestLife:
         over = State(time=NOW - 9999, state="finished")
         app = dashboard(FedSource(*trained(), over, live=False, read_only="This is a look."), view)
         async with app.run_test(size=(80, 24)) as pilot:
-            await until_reads(pilot, "FINISHED (a look)")
+            await until_reads(pilot, "FINISHED")
             await pilot.press("a")
-            await until_reads(pilot, "This is a look.")
+            await until_reads(pilot, "The run is over (finished): q leaves.")
             await pilot.press("q")
             await until(pilot, lambda: app.return_value == 0)
 
@@ -258,7 +260,7 @@ class TestKeys:
             await pilot.press("c")
             await until_reads(pilot, "▸ every 2nd, from step 1 414")
             await until(pilot, lambda: source.sent == [Change("checkpointing", 2)])
-            await until_reads(pilot, "at the step's end")
+            await until_reads(pilot, "waiting for the step to end")
             source.waiting = [Changed(time=NOW, step=1414, technique="checkpointing", old=0, new=2)]
             await until_reads(pilot, "off → every 2nd")
 
@@ -302,7 +304,7 @@ class TestKeys:
             await pilot.press("escape")
             await until(pilot, lambda: Withdraw("accumulate") in source.sent)
 
-    async def test_pause_evaluate_save_and_what_is_not_in_this_version(self) -> None:
+    async def test_pause_evaluate_save_and_looks(self) -> None:
         source = FedSource(*trained())
         app = dashboard(source)
         async with app.run_test(size=(160, 50)) as pilot:
@@ -312,9 +314,6 @@ class TestKeys:
             await until_reads(pilot, "space pauses first")
             await pilot.press("r", "m")
             assert source.sent[3:] == [Profile(), MeasureActivations()]
-            for key, words in (("d", "Leaving it running"),):
-                await pilot.press(key)
-                await until_reads(pilot, f"{words}: not in this version.")
 
     async def test_a_digit_zooms_and_goes_back(self) -> None:
         app = dashboard(FedSource(*trained()))

@@ -184,13 +184,6 @@ class TestRefusing:
         pressed.wait(1)
         assert pressed.sent == [Change("tf32", False)]
 
-    @pytest.mark.parametrize("name", ["compile", "offload"])
-    def test_a_technique_of_a_later_version_says_so(self, pressed: Pressed, name: str) -> None:
-        pressed.press(name)
-        pressed.wait(1)
-        assert pressed.sent == []
-        assert pressed.view.answer == f"{BY_NAME[name].title}: not in this version"
-
     def test_locked_keys_do_nothing_until_they_are_unlocked(self, pressed: Pressed) -> None:
         pressed.keys.lock()
         pressed.press("amp")

@@ -5,6 +5,7 @@ Nothing here imports Textual; app.py binds the keys.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,9 +36,10 @@ def next_window(view: View, now: float) -> tuple[int, float]:
     if view.step is None:
         return 1, 0.0
     pace = view.seconds_per_step() or view.step.seconds
-    if view.state.state != "training" or pace <= 0:
+    since = max(0.0, now - view.step.time)
+    if view.state.state != "training" or not (pace > 0 and math.isfinite(since / pace)):
         return view.step.step + 1, 0.0
-    gone, into = divmod(max(0.0, now - view.step.time), pace)
+    gone, into = divmod(since, pace)
     # a window that takes much longer than the others is still one window
     return view.step.step + 2 + min(int(gone), 10), pace - into
 
@@ -52,8 +54,6 @@ def pending_text(view: View, technique: Technique, now: float) -> str:
 
 def refusal(view: View, technique: Technique, value: Value) -> str:
     """Why `technique` can't be set to `value`, a sentence; empty: it can. What is on can always be switched off."""
-    if technique.later:
-        return LATER
     reason = view.available.get(technique.name, "")
     return "" if value == technique.values[0] else clean(reason)
 
@@ -86,12 +86,12 @@ class Keys:
     def refuses(self) -> bool:
         """Whether keys that act on training are refused now; the answer says why."""
         view = self._view
-        if self._read_only:
+        if view.over:
+            self.answer(f"The run is over ({view.state.state}): q leaves.")
+        elif self._read_only:
             self.answer(self._read_only)
         elif view.locked:
             self.answer("The keys are locked: n unlocks them.")
-        elif view.over:
-            self.answer(f"The run is over ({view.state.state}): q leaves.")
         else:
             return False
         return True
@@ -218,11 +218,6 @@ class Keys:
             return
         self._send(GoBack())
         self.answer("Going back to the last good save.")
-
-    def later(self, what: str) -> None:
-        """A key whose place is there already."""
-        if not self.refuses():
-            self.answer(f"{what}: {LATER}.")
 
     def lock(self) -> None:
         """Refuse keys, or take them again."""

@@ -46,13 +46,14 @@ class Allocator:
 
     def __init__(self, device: int, graph_pools: Callable[[], int] = lambda: 0) -> None:
         """`graph_pools` gives what captured graphs keep, bytes."""
-        self._device = device  # a number: for anything else torch asks the runtime which card is meant
+        self.device = device
+        """CUDA's number of the card: for anything else torch asks the runtime which one is meant."""
         self._graph_pools = graph_pools
 
     def read(self) -> dict[str, int]:
         """The allocator's fields of a `Reading`; none before CUDA has started."""
         # Unlike memory_stats(), this does not spell out some 200 counters in Python.
-        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        stats = torch.cuda.memory_stats_as_nested_dict(self.device)
         if not stats:
             return {}
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
@@ -67,4 +68,4 @@ class Allocator:
 
     def reset_peak(self) -> None:
         """Begin the peaks anew, from what is held now."""
-        torch.cuda.reset_peak_memory_stats(self._device)
+        torch.cuda.reset_peak_memory_stats(self.device)

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from tui3090.settings import Settings
+from tui3090.techniques.masks import MaskAnswers
 
 if TYPE_CHECKING:
     from tui3090.feed import MicroBatch
@@ -205,7 +206,8 @@ class Replay:
             (path, tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (path, repr(leaf))
             for path, leaf in leaves(micro.batch)
         )
-        return (settings.amp, settings.checkpointing, settings.tf32, self.step.model.training, shapes)
+        kernels = (settings.amp, settings.checkpointing, settings.tf32, settings.compile)
+        return (*kernels, self.step.model.training, shapes)
 
     def _key_of_update(self) -> Key:
         """Empty: the update can't be captured, for its optimizer decides on the host or runs hooks of the recipe's."""
@@ -245,16 +247,17 @@ class Replay:
         batches = [step.place(micro), step.place(earlier)]
         static = _copy(batches[0])
         step.set_share(1.0)
+        masks = MaskAnswers(batches[0])
         with _restored(step.model, device) as rewind:
-            expected = [self._eager(batch, rewind) for batch in batches]
+            expected = [self._eager(batch, rewind, masks) for batch in batches]
             if not torch.stack(expected).isfinite().all():
                 raise NotFinite
             step.keep_gradients = True
-            capture = _Capture(
-                static,
-                self._record(lambda: step.forward_backward(static, first=True)),
-                self._record(lambda: step.forward_backward(static, first=False)),
-            )
+            with masks.given():
+                first = self._record(lambda: step.forward_backward(static, first=True))
+            with masks.given():
+                following = self._record(lambda: step.forward_backward(static, first=False))
+            capture = _Capture(static, first, following)
             for batch, wanted in zip(batches, expected):
                 rewind()
                 _fill(static, batch)
@@ -271,9 +274,10 @@ class Replay:
             if tuple(segment["segment_pool_id"]) == tuple(self._pool)
         )
 
-    def _eager(self, batch: Any, rewind: Callable[[], None]) -> Tensor:
+    def _eager(self, batch: Any, rewind: Callable[[], None], masks: MaskAnswers) -> Tensor:
         rewind()
-        self.step.forward_backward(batch, first=True)
+        with masks.noted():
+            self.step.forward_backward(batch, first=True)
         return self._figures()
 
     def _figures(self) -> Tensor:
