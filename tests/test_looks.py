@@ -230,10 +230,10 @@ def test_the_phases_of_a_run_are_those_of_its_steps(train: Train, monkeypatch: p
         assert phases.forward_s >= 0.03 * micro_batches
         assert phases.backward_s >= 0.06 * micro_batches
         assert phases.optimizer_s > 0
-        assert phases.seconds == records[phases.step].seconds
+        assert phases.seconds == pytest.approx(records[phases.step].seconds, abs=1e-6)
         named = phases.data_s + phases.copy_s + phases.forward_s + phases.backward_s + phases.optimizer_s
         assert named + phases.other_s == pytest.approx(phases.seconds)
-        assert named <= phases.seconds
+        assert named <= phases.seconds + 1e-5
 
 
 def test_most_windows_have_no_marks(train: Train) -> None:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from tests.test_records import _step as step
-from tui3090.records import Changed, Event, Reading, Record, State, StepRecord, to_line
-from tui3090.thinning import EVERY_READING, EVERY_STEP, PARTS, READING_S, THINNED_S, Thinner
+from tui3090.records import Changed, Event, Phases, Reading, Record, State, StepRecord, to_line
+from tui3090.thinning import EVERY_PHASES, EVERY_READING, EVERY_STEP, PARTS, READING_S, THINNED_S, Thinner
 
 
 def thinned(records: Iterable[Record]) -> list[Record]:
@@ -61,6 +61,15 @@ def test_early_readings_have_a_line_each_and_later_one_every_two_seconds() -> No
     assert lines[:EVERY_READING] == readings[:EVERY_READING]
     assert lines[EVERY_READING:-1] == readings[EVERY_READING + 3 :: round(2 * READING_S)]
     assert lines[-1] == readings[-1]
+
+
+def test_early_phases_have_a_line_each_and_later_one_every_ten_seconds() -> None:
+    phases = [Phases(time=float(n), step=n, seconds=0.5) for n in range(EVERY_PHASES + 100)]
+    lines = thinned(phases)
+    assert lines[:EVERY_PHASES] == phases[:EVERY_PHASES]
+    assert lines[EVERY_PHASES:] == phases[EVERY_PHASES + 9 :: 10]
+    back = Phases(time=-1e6, step=999, seconds=0.5)
+    assert thinned([*phases, back])[-1] == back  # a clock that is set back
 
 
 def test_what_came_before_a_change_or_the_end_is_written_before_it() -> None:

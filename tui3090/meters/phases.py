@@ -57,12 +57,14 @@ class Sample:
         spent: defaultdict[str, float] = defaultdict(float)
         for (phase, start), (_, end) in zip(self._marks, self._marks[1:]):
             spent[phase] += _between(start, end)
+        # to the microsecond: the log keeps one a second
+        spent = defaultdict(float, {phase: round(seconds, 6) for phase, seconds in spent.items()})
         whole = record.seconds if self._before is None else _between(self._before, self._marks[-1][1])
         phases = Phases(
             time=time.time(),
             step=record.step,
-            seconds=whole,
-            data_s=record.stall_s,
+            seconds=round(whole, 6),
+            data_s=round(record.stall_s, 6),
             copy_s=spent["copy"],
             forward_s=spent["forward"],
             backward_s=spent["backward"],

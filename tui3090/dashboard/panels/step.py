@@ -26,7 +26,7 @@ def rows(view: View, width: int, height: int, now: float) -> list[Row]:
     parts = breakdown.parts(view)
     rates = _rates(view, pace, width)
     first = breakdown.figures(parts, width) if parts else spread(rates, _no_phases(view), width)
-    of_steps = [first, breakdown.bar(parts, width), _data(pace, _gaps(view), width)]
+    of_steps = [first, breakdown.bar(parts, width), _data(pace, [*_shapes(view), _gaps(view)], width)]
     if parts and height > len(of_steps) + 1:
         of_steps.append(rates)
     host = shown([_host(view, width)], width, height - len(of_steps), is_stale(view, now))
@@ -127,7 +127,6 @@ def _rates(view: View, pace: _Pace | None, width: int) -> Row:
             [(f"{rounded(pace.rate)} {pace.unit}", "bold")],
             [(f"{rounded(pace.seconds)} s/step", "plain"), (f", median {rounded(middle)}", "dim")],
             [(f"{number(micro_batches)} micro-batch{'' if micro_batches == 1 else 'es'}", "plain")],
-            *_shapes(view),
         ],
         width,
     )
@@ -154,8 +153,9 @@ def _gaps(view: View) -> Row:
     return [(f"launch gaps {percent(1 - found.busy_share)} (profile)", "warn" if found.busy_share < 0.8 else "plain")]
 
 
-def _data(pace: _Pace | None, gaps: Row, width: int) -> Row:
-    """How much the device waited for data: the mean, the worst, epoch starts apart; the host's wait beside it."""
+def _data(pace: _Pace | None, more: list[Row], width: int) -> Row:
+    """How much the device waited for data: the mean, the worst, epoch starts apart; the host's wait, and more, beside
+    it."""
     if pace is None:
         return []
     hidden = max((pace.wait or 0.0) - (pace.stall or 0.0), 0.0)
@@ -169,7 +169,7 @@ def _data(pace: _Pace | None, gaps: Row, width: int) -> Row:
             ],
             [("loader's wait ", "plain"), (_percent(pace.wait), "plain"), (hiding, "plain")],
             [(f"epoch start {duration(pace.start_s)}", "plain")] if pace.start_s is not None else [],
-            gaps,
+            *more,
         ],
         width,
     )
