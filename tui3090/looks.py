@@ -26,6 +26,8 @@ EVERY_S = 60.0
 """Between two profiled windows that nobody asked for."""
 SETTLED_S = 15.0
 """From the start, or a change, to the first of them: captures and warming up are over."""
+WARM = 2
+"""Windows after the start, or a change, whose phases are not marked: compiling and counting FLOPs come in them."""
 SPREAD = 50
 """The next one comes after so many times what the last one cost."""
 
@@ -52,6 +54,8 @@ class Looks:
         self._broken = not job.machine.cuda
         """Whether the profiler is not tried without being asked."""
         self._sampler = Sampler(job.machine.device)
+        self._windows = 0
+        """Since the start, or the last change."""
         self._due = clock() + SETTLED_S
         self._not_before = 0.0
 
@@ -69,11 +73,13 @@ class Looks:
     def changed(self) -> None:
         """A technique was switched: the last profile is no longer true, the next comes when things have settled."""
         self._due = max(self._not_before, min(self._due, self._clock() + SETTLED_S))
+        self._windows = 0
 
     def sample(self, window: Window, before: torch.cuda.Event | None) -> Sample | None:
         """Marks for the phases of a window that begins, if it is its turn; `before` is the end of the one before it."""
         step = self._job.step
-        if step.mark is not no_mark or window.loader_start or not window.weighed:
+        self._windows += 1
+        if self._windows <= WARM or step.mark is not no_mark or window.loader_start or not window.weighed:
             return None
         sample = self._sampler.begin(before)
         if sample is None or self._replay.captures(window.weighed):
