@@ -12,7 +12,7 @@ from tui3090 import advice as advice_module
 from tui3090.advice import Advice, advise
 from tui3090.facts import Facts
 from tui3090.meters.unmoved import EVERY
-from tui3090.records import Available, Changed, Event, Gain, Reading, Record, StepRecord
+from tui3090.records import Available, Changed, Event, Gain, Reading, Record, State, StepRecord
 from tui3090.settings import BY_NAME, TECHNIQUES, Settings
 from tui3090.watchdog import Watchdog
 
@@ -137,9 +137,16 @@ class TestLaunchBound:
             type: ClassVar[str] = "profiled"
             busy_share: float
             off_by_8: str
+            fp32_share: float
 
+        seen = Profiled(time=NOW, busy_share=0.5, off_by_8="classifier [2 × 1024]", fp32_share=0.5)
+        fp32 = run(steady(precision="fp32"))
+        fp32.absorb(seen)
+        bound = found(fp32, "fp32_matmuls")
+        assert bound is not None
+        assert bound.gain == "at most × 1.3"  # half of the time, halved
         facts = run(steady(200, seconds=0.02), settings=BF16, reading={"util": 1.0})
-        facts.absorb(Profiled(time=NOW, busy_share=0.5, off_by_8="classifier [2 × 1024]"))
+        facts.absorb(seen)
         advice = found(facts, "launch_bound")
         assert advice is not None
         assert advice.gain == "up to × 2.0"
@@ -148,6 +155,16 @@ class TestLaunchBound:
         assert off.reason == "not divisible by 8: classifier [2 × 1024]"
         facts.absorb(Changed(time=NOW, step=9, technique="amp", old="bf16", new="off"))
         assert found(facts, "off_by_8") is None
+
+    def test_readings_of_a_pause_and_an_evaluation_do_not_count(self) -> None:
+        facts = run(steady(200, seconds=0.02), settings=BF16)
+        evaluating, training = (State(time=NOW + at, state=name) for at, name in ((0, "evaluating"), (9, "training")))
+        idle = [Reading(time=NOW + at, util=0.0) for at in range(9)]
+        back = [Reading(time=NOW + 10, util=0.0), *(Reading(time=NOW + at, util=0.9) for at in range(11, 19))]
+        for record in [evaluating, *idle, training, *back]:
+            facts.absorb(record)
+        assert facts.median("util") == 0.9
+        assert found(facts, "launch_bound") is None
 
     @pytest.mark.parametrize(
         "facts",

@@ -351,10 +351,15 @@ def _amp(facts: Facts) -> tuple[str, str]:
 
 
 def _times(facts: Facts, now: str, then: str) -> float | None:
-    """How much faster matmuls are at most: the ratio of the card's peaks; None where they are not known."""
+    """How much faster a step is at most: its matmuls by the ratio of the card's peaks, and only they where the profiler
+    has seen their share of the time. None where the peaks are not known."""
     name = facts.started.device_name if facts.started is not None else ""
     before, after = peak(name, now), peak(name, then)
-    return after / before if before and after else None
+    if not before or not after:
+        return None
+    seen: float | None = getattr(facts.profiled, "fp32_share", None)
+    share = seen if seen is not None and now == "fp32" else 1.0
+    return 1 / (1 - share + share * before / after)
 
 
 def _won(share: float, bound: str = "") -> str:

@@ -9,7 +9,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from tui3090.gains import Settling, measured
+from tui3090.gains import Settling, Training, measured
 from tui3090.records import Available, Changed, Event, Gain, Reading, Record, Resumed, Started, StepRecord
 from tui3090.settings import BY_NAME, Settings, Value
 
@@ -17,6 +17,8 @@ LEAST_WINDOWS, LEAST_S = 10, 3.0
 """Settled windows and their time from which on rates can be judged."""
 PACE_S = 2.0
 """Windows of so long a time make one figure of the run's pace."""
+READING_S = 2.0
+"""A reading may be the mean over so long a time before it."""
 UNMOVED = "bf16 weights did not change"
 """What the watchdog says of bf16 weights whose updates round away."""
 
@@ -54,22 +56,24 @@ class Facts:
     count: int = 0
     """Settled windows, also those that `windows` has no room for."""
     readings: deque[Reading] = field(default_factory=lambda: deque(maxlen=120))
-    """Since the windows settled."""
+    """Since the windows settled, of the time in which training went on."""
     paces: deque[Pace] = field(default_factory=lambda: deque(maxlen=600))
     retries: int = 0
     """Allocator retries before the change."""
+    _training: Training = field(default_factory=Training)
     _settling: Settling = field(default_factory=Settling)
     _gathered: list[StepRecord] = field(default_factory=list)
     _gathered_s: float = 0.0
 
     def absorb(self, record: Record) -> None:
         """Take the next record."""
+        self._training.absorb(record)
         match record:
             case StepRecord():
                 self._step(record)
             case Reading():
                 self.reading = record
-                if self.windows:
+                if self.windows and record.time - READING_S >= self._training.since:
                     self.readings.append(record)
             case Changed(technique=technique, new=new):
                 if technique in BY_NAME:
