@@ -17,7 +17,7 @@ LEAST_WINDOWS, LEAST_S = 10, 3.0
 """Settled windows and their time from which on rates can be judged."""
 PACE_S = 2.0
 """Windows of so long a time make one figure of the run's pace."""
-READING_S = 2.0
+READING_S = 1.0
 """A reading may be the mean over so long a time before it."""
 UNMOVED = "bf16 weights did not change"
 """What the watchdog says of bf16 weights whose updates round away."""
