@@ -11,7 +11,7 @@ from tui3090.dashboard import text
 from tui3090.dashboard.view import View
 from tui3090.output import plain
 from tui3090.records import Changed, Evaluated, Event, Gain, Record, Refused, Resumed, Saved, Stage, Started
-from tui3090.settings import BY_NAME
+from tui3090.settings import BY_NAME, named
 from tui3090.summary import progress, step_time, throughput
 
 EVERY_S = 5.0
@@ -58,7 +58,7 @@ class Reporter:
         if step is not None and step.step != self._said_step and now >= self._due:
             self._due = now + self._every_s
             self._said_step = step.step
-            yield _progress(self._view)
+            yield plain(_progress(self._view))
 
 
 def _line(record: Record) -> str:
@@ -71,15 +71,14 @@ def _line(record: Record) -> str:
             size = text.number(record.parameters)
             return f"training {record.model} ({size} parameters) on {record.device_name}{settings}"
         case Changed():
-            technique = BY_NAME[record.technique]
-            old, new = technique.label(record.old), technique.label(record.new)
+            title, old, new = named(record.technique, record.old, record.new)
             origin = f" ({record.origin})" if record.origin != "key" else ""
-            return f"{technique.title} {old} → {new} from step {text.number(record.step)} on{origin}"
+            return f"{title} {old} → {new} from step {text.number(record.step)} on{origin}"
         case Gain():
             return _brought(record)
         case Refused():
-            technique = BY_NAME[record.technique]
-            return f"{technique.title} {technique.label(record.value)} can't be had: {record.reason}"
+            title, value = named(record.technique, record.value)
+            return f"{title} {value} can't be had: {record.reason}"
         case Evaluated():
             loss = "n/a" if record.loss is None else f"{record.loss:.4g}"
             return f"eval at step {text.number(record.step)}: loss {loss} {record.metrics}".rstrip()

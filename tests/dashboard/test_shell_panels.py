@@ -63,6 +63,14 @@ class TestHeader:
             "   16 000 tok/s   1.00 s/step   0 skipped   epoch 1/3   cuda:0 RTX 3090",
         ]
 
+    @pytest.mark.parametrize("width", [80, 160])
+    def test_what_training_waits_for(self, width: int) -> None:
+        seen = running()
+        seen.absorb([State(time=NOW, state="training", detail="compiling, block 3 of 12")])
+        assert "bert-large  compiling, block 3 of 12  " in texts(header.rows(seen, width, 2, NOW))[0]
+        seen.absorb([State(time=NOW, state="training")])
+        assert "compiling" not in texts(header.rows(seen, width, 2, NOW))[0]
+
     def test_loading(self) -> None:
         seen = View(name="bert-large")
         assert texts(header.rows(seen, 80, 2, NOW)) == [" ● LOADING  bert-large", "   device: not chosen yet"]
@@ -130,9 +138,9 @@ class TestTechniques:
             " c   checkpointing  off       ▸ every 2nd, step 1 414",
             "≈+ - accumulation   2         32 samples a step",
             " g   graph replay   –         needs a CUDA card",
-            " k   torch.compile  –         not in this version",
+            " k   torch.compile  off",
             "≈t   TF32           off",
-            " o   offload        –         not in this version",
+            " o   offload        off",
             f" w   loader workers 0         of {CORES} core{'s' if CORES > 1 else ''}",
             " p   prefetch       off",
             "≈] [ learning rate  × 1       now 3.82e-05",
@@ -144,7 +152,7 @@ class TestTechniques:
         seen.pending["graph"] = Pending(True, NOW, sent=True)
         assert texts(techniques.rows(seen, 78, 3, NOW)) == [
             "a AMP bf16         c ckpt off         +- accum 1         g graph off ▸ on",
-            "k compile –        t TF32 off         o offload –        w workers 0",
+            "k compile off      t TF32 off         o offload off      w workers 0",
             "p prefetch off     ][ lr × 1",
         ]
 
@@ -312,8 +320,8 @@ class TestTryNext:
 class TestFooter:
     def test_the_keys_as_many_as_fit(self) -> None:
         assert texts([footer.line(View(), 160, NOW)]) == [
-            " space pause   s save   e evaluate   r Tensor Cores   l log   1-7 zoom   u undo   n lock keys   x picture"
-            "   ? help   q leave"
+            " space pause   s save   e evaluate   r Tensor Cores   m activations   l log   1-7 zoom   u undo"
+            "   n lock keys   x picture   ? help   q leave"
         ]
         assert texts([footer.line(View(), 80, NOW)]) == [
             " space pause   l log   1-7 zoom   u undo   n lock keys   ? help   q leave"

@@ -13,10 +13,13 @@ from tui3090.dashboard.text import Row, row_text, row_width
 from tui3090.dashboard.view import View
 from tui3090.records import (
     STATES,
+    Activations,
     Changed,
     Evaluated,
     Event,
     Gain,
+    Phases,
+    Profiled,
     Reading,
     Record,
     Stage,
@@ -154,6 +157,9 @@ ANY_RECORD: st.SearchStrategy[Record] = st.one_of(
     _any(Started, device=st.sampled_from(["cpu", "cuda:0"]), unit=st.sampled_from(["tokens", "samples"])),
     _any(StepRecord, time=_TIME, step=st.integers(0, 3000), steps=st.integers(1, 50)),
     _any(Reading, time=_TIME),
+    _any(Phases, time=_TIME),
+    _any(Profiled, time=_TIME),
+    _any(Activations, time=_TIME, layers=st.sampled_from(["", HOSTILE, "5 a\n-1 b\nnan c\n" + "9" * 5000])),
     _any(Evaluated, time=_TIME),
     _any(Event, time=_TIME),
     _any(Stage, time=_TIME),

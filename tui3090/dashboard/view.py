@@ -6,20 +6,25 @@ The same view is fed by a live run and by a run folder; its size does not grow w
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from tui3090.advice import Advice, advise
 from tui3090.facts import Facts
 from tui3090.gains import Gains
 from tui3090.records import (
     OVER,
+    Activations,
     Available,
     Changed,
     Evaluated,
     Event,
     Gain,
+    Phases,
+    Profiled,
     Reading,
     Record,
     Refused,
@@ -30,12 +35,14 @@ from tui3090.records import (
     State,
     StepRecord,
 )
-from tui3090.settings import BY_NAME, Settings, Value
+from tui3090.settings import BY_NAME, Settings, Value, named
 
 SMOOTHING = 0.02
 """Weight of a new loss in the smoothed one."""
 POINTS = 4096
 """A curve's points at the most: when they are full, neighbours are merged two by two."""
+NAMES = 32
+"""Different stages and reasons that are kept; a run of ours has a handful, a log from elsewhere may have any number."""
 ADVISE_S = 2.0
 """Between two times that advice is drawn from the records."""
 PRINTED = 1000
@@ -126,6 +133,25 @@ class Curve:
         self._per_point *= 2
 
 
+@dataclass(slots=True)
+class Other:
+    """Another run whose loss is drawn behind this one's. A thread fills the curve."""
+
+    letter: str
+    """By which the chart and the legend name it; empty: it is the last run of the same recipe."""
+    name: str
+    curve: Curve = field(default_factory=Curve)
+
+    def at(self, step: int) -> float | None:
+        """Its smoothed loss at `step`; None: it had none yet, or had ended before."""
+        points = self.curve.points
+        found = bisect_right(points, step, key=attrgetter("step"))
+        if found == len(points):
+            return points[-1].smooth if points and points[-1].step == step else None
+        # a point of several steps stands for its last
+        return points[found - 1].smooth if found else None
+
+
 @dataclass(frozen=True, slots=True)
 class Printed:
     """A line that training printed."""
@@ -166,7 +192,15 @@ class View:
     """The newest."""
     recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=600))
     """The steps since the last change, at most these."""
+    phases: deque[Phases] = field(default_factory=lambda: deque(maxlen=32))
+    """Where the time of sampled steps went, since the last change; the newest of them."""
+    profiled: Profiled | None = None
+    """The last profiled step since the last change."""
+    activations: Activations | None = None
+    """What the layers keep for backward, if it was measured since the last change."""
     loss: Curve = field(default_factory=Curve)
+    others: list[Other] = field(default_factory=list)
+    """Runs to compare with, or the last one of the same recipe."""
     skipped: int = 0
     """Windows without an update."""
     skip_reasons: dict[str, int] = field(default_factory=dict)
@@ -204,6 +238,8 @@ class View:
     """Whether keys are refused."""
     stop_asked: bool = False
     """Whether the user asked for the end, which comes at the end of the step."""
+    left: bool = False
+    """Whether the user closed the screen; a run that is not over is left running."""
     answer: str = ""
     """What the last key press brought, a sentence."""
     answer_time: float = 0.0
@@ -266,10 +302,21 @@ class View:
                 case Reading():
                     self.reading = record
                     self.readings.append(record)
+                case Phases():
+                    self.phases.append(record)
+                case Profiled():
+                    self.profiled = record
+                case Activations():
+                    self.activations = record
+                    if self.live:
+                        self.answer, self.answer_time = "Activations measured: 3 shows the layers.", record.time
                 case Changed():
                     self.changes.append(record)
-                    self.in_force[record.technique] = record.new
+                    if record.technique in BY_NAME:
+                        self.in_force[record.technique] = record.new
                     self.recent.clear()
+                    self.phases.clear()
+                    self.profiled = self.activations = None
                     self._settled(record.technique, record.new)
                     told = _in_force(record)
                     self.events.append(told)
@@ -286,9 +333,11 @@ class View:
                     if self.over:
                         self.pending.clear()
                 case Stage():
-                    self.stages[record.name] = record
+                    if record.name in self.stages or len(self.stages) < NAMES:
+                        self.stages[record.name] = record
                 case Available():
-                    self.available[record.technique] = record.reason
+                    if record.technique in BY_NAME:
+                        self.available[record.technique] = record.reason
                     if record.reason:
                         self._settled(record.technique, None)
                 case Saved():
@@ -302,6 +351,8 @@ class View:
                 case Event():
                     self.events.append(record)
                     self.warnings += record.level != "info"
+                    if record.source == "key":
+                        self.answer, self.answer_time = record.text, record.time
                 case Started():
                     self.started = record
                     self.begun = Settings.from_short(record.settings)
@@ -349,16 +400,15 @@ class View:
         self.recent.append(record)
         if record.skipped:
             self.skipped += record.steps
-            self.skip_reasons[record.skipped] = self.skip_reasons.get(record.skipped, 0) + record.steps
+            if record.skipped in self.skip_reasons or len(self.skip_reasons) < NAMES:
+                self.skip_reasons[record.skipped] = self.skip_reasons.get(record.skipped, 0) + record.steps
         if record.skipped != "no labels":
             self.loss.add(record.step, record.loss, record.steps)
 
 
 def _in_force(change: Changed) -> Event:
     """A change as the log tells it."""
-    technique = BY_NAME.get(change.technique)
-    title = technique.title if technique else change.technique
-    old, new = (technique.label(v) if technique else str(v) for v in (change.old, change.new))
+    title, old, new = named(change.technique, change.old, change.new)
     text = f"{title} {old} → {new}, in force from step {change.step}"
     return Event(time=change.time, level="info", source=change.origin, text=text)
 

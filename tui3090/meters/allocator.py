@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,11 @@ def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
 class Allocator:
     """The counters of one card. Nothing here calls the CUDA runtime, so that a graph capture is never disturbed."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, graph_pools: Callable[[], int] = lambda: 0) -> None:
+        """`graph_pools` gives what captured graphs keep, bytes."""
         self.device = device
         """CUDA's number of the card: for anything else torch asks the runtime which one is meant."""
+        self._graph_pools = graph_pools
 
     def read(self) -> dict[str, int]:
         """The allocator's fields of a `Reading`; none before CUDA has started."""
@@ -60,6 +62,7 @@ class Allocator:
             "reserved": reserved["current"],
             "peak_allocated": allocated["peak"],
             "peak_reserved": reserved["peak"],
+            "graph_pools": self._graph_pools(),
             "retries": stats["num_alloc_retries"],
         }
 

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from tui3090.meters.counters import PipeMeter
     from tui3090.meters.watched import WatchedCard
 
+STOPPED_S = 3.0
+"""How long `stop` waits: a reading takes some hundredths, and nothing is lost with a thread that stands in a driver."""
 _ON_CPU = "Training runs on the CPU."
+ALARM_S = 60.0
+"""Between two alarms that memory is short."""
 
 
 class Poller:
@@ -46,6 +50,8 @@ class Poller:
         self._allocator_free = threading.Lock()
         self._stop = threading.Event()
         self._told: set[str] = set()
+        self._retries = 0
+        self._retries_due = 0.0
         self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
 
     def start(self) -> None:
@@ -53,9 +59,9 @@ class Poller:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it."""
+        """End the thread and wait for it, but not for an NVML that hangs."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(STOPPED_S)
 
     def watch(self, device_uuid: str, allocator: Allocator | None) -> None:
         """From the next reading on look at this card: its UUID as torch gives it; empty: training runs on the CPU."""
@@ -119,9 +125,23 @@ class Poller:
         if allocator is None or not self._allocator_free.acquire(timeout=self._interval_s):
             return held
         try:
-            return {**held, **allocator.read()}
+            figures = allocator.read()
         finally:
             self._allocator_free.release()
+        self._watch_retries(figures.get("retries", 0))
+        return {**held, **figures}
+
+    def _watch_retries(self, retries: int) -> None:
+        """An alarm, once a minute at the most, when the allocator had to give its cache back to satisfy a request."""
+        now = time.monotonic()
+        if retries <= self._retries or now < self._retries_due:
+            return
+        more, self._retries, self._retries_due = retries - self._retries, retries, now + ALARM_S
+        sentence = (
+            f"The card's memory is full: {more} time{'' if more == 1 else 's'} torch gave its cache back to find room, "
+            "and each time training waits. c (checkpointing), a (AMP) or a smaller batch size take less."
+        )
+        self._emit(Event(time=time.time(), level="warning", source="memory", text=sentence))
 
     def _read_counters(self) -> dict[str, Any]:
         """CUPTI's, where they were asked for and the card is known; the last ones while a graph is captured."""
