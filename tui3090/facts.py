@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from tui3090.gains import Settling, Training, measured
-from tui3090.records import Available, Changed, Event, Gain, Reading, Record, Resumed, Started, StepRecord
+from tui3090.records import Available, Changed, Event, Gain, Profiled, Reading, Record, Resumed, Started, StepRecord
 from tui3090.settings import BY_NAME, Settings, Value
 
 LEAST_WINDOWS, LEAST_S = 10, 3.0
@@ -47,8 +47,8 @@ class Facts:
     """Of the whole run."""
     unmoved: bool = False
     """Whether bf16 weights stood still in this run."""
-    profiled: Record | None = None
-    """The newest look at the kernels."""
+    profiled: Profiled | None = None
+    """The newest look at the kernels that saw any."""
     reading: Reading | None = None
     """The newest, settled or not."""
     windows: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=600))
@@ -90,7 +90,7 @@ class Facts:
                 self.settings = Settings.from_short(record.settings)
             case Event(level="warning", text=text):
                 self.unmoved = self.unmoved or UNMOVED in text
-            case Record(type="profiled"):
+            case Profiled(missing=""):
                 self.profiled = record
 
     def _having(self, technique: str, value: Value) -> Settings:
