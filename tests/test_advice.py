@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -12,7 +12,7 @@ from tui3090 import advice as advice_module
 from tui3090.advice import Advice, advise
 from tui3090.facts import Facts
 from tui3090.meters.unmoved import EVERY
-from tui3090.records import Available, Changed, Event, Gain, Reading, Record, StepRecord
+from tui3090.records import Available, Changed, Event, Gain, Profiled, Reading, Record, State, StepRecord
 from tui3090.settings import BY_NAME, TECHNIQUES, Settings
 from tui3090.watchdog import Watchdog
 
@@ -51,6 +51,7 @@ def found(facts: Facts, rule: str) -> Advice | None:
 
 
 BF16 = Settings(amp="bf16")
+COMPILED = Settings(compile=True)
 FULL = {
     "card_total": 24 * GIB,
     "card_used": 23 * GIB,
@@ -132,14 +133,26 @@ class TestLaunchBound:
         assert advice.reason == "a kernel runs 40 % of the time, and no data is waited for: launching is the limit"
 
     def test_the_profiler_knows_better_than_nvml(self) -> None:
-        @dataclass(frozen=True, slots=True, kw_only=True)
-        class Profiled(Record):
-            type: ClassVar[str] = "profiled"
-            busy_share: float
-            off_by_8: str
-
+        seen = Profiled(
+            **{
+                "time": NOW,
+                "step": 9,
+                "kernels": 900,
+                "kernel_s": 0.01,
+                "tensor_core_share": 0.5,
+                "unknown_share": 0.0,
+            },
+            busy_share=0.5,
+            fp32_share=0.5,
+            off_by_8="classifier [2 × 1024]",
+        )
+        fp32 = run(steady(precision="fp32"))
+        fp32.absorb(seen)
+        bound = found(fp32, "fp32_matmuls")
+        assert bound is not None
+        assert bound.gain == "at most × 1.3"  # half of the time, halved
         facts = run(steady(200, seconds=0.02), settings=BF16, reading={"util": 1.0})
-        facts.absorb(Profiled(time=NOW, busy_share=0.5, off_by_8="classifier [2 × 1024]"))
+        facts.absorb(seen)
         advice = found(facts, "launch_bound")
         assert advice is not None
         assert advice.gain == "up to × 2.0"
@@ -149,6 +162,23 @@ class TestLaunchBound:
         facts.absorb(Changed(time=NOW, step=9, technique="amp", old="bf16", new="off"))
         assert found(facts, "off_by_8") is None
 
+    def test_where_replay_is_refused_compiling_makes_fewer_kernels(self) -> None:
+        refused = [Available(time=NOW, technique=name, reason="no") for name in ("graph", "compile")]
+        advice = found(run(steady(200, seconds=0.02), refused[0], settings=BF16, reading=self.IDLE), "launch_bound")
+        assert advice is not None
+        assert advice.key == "k"
+        assert found(run(steady(200, seconds=0.02), *refused, settings=BF16, reading=self.IDLE), "launch_bound") is None
+
+    def test_readings_of_a_pause_and_an_evaluation_do_not_count(self) -> None:
+        facts = run(steady(200, seconds=0.02), settings=BF16)
+        evaluating, training = (State(time=NOW + at, state=name) for at, name in ((0, "evaluating"), (9, "training")))
+        idle = [Reading(time=NOW + at, util=0.0) for at in range(9)]
+        back = [Reading(time=NOW + 10, util=0.0), *(Reading(time=NOW + at, util=0.9) for at in range(11, 19))]
+        for record in [evaluating, *idle, training, *back]:
+            facts.absorb(record)
+        assert facts.median("util") == 0.9
+        assert found(facts, "launch_bound") is None
+
     @pytest.mark.parametrize(
         "facts",
         [
@@ -157,7 +187,12 @@ class TestLaunchBound:
             run(steady(200, seconds=0.02, stall_s=0.01), reading=IDLE),
             run(steady(200, seconds=0.02), reading=IDLE, device="cpu"),
             run(steady(200, seconds=0.02), reading=IDLE, settings=Settings(graph=True)),
-            run(steady(200, seconds=0.02), Available(time=NOW, technique="graph", reason="no"), reading=IDLE),
+            run(
+                steady(200, seconds=0.02),
+                Available(time=NOW, technique="graph", reason="no"),
+                reading=IDLE,
+                settings=COMPILED,
+            ),
             run(steady(5, seconds=0.02), reading=IDLE),
         ],
         ids=["busy", "long steps", "waits for data", "cpu", "on already", "refused", "too early"],
@@ -228,7 +263,11 @@ class TestMemory:
         amp = found(run(steady(precision="fp32"), without, reading=FULL), "memory_full")
         assert amp is not None
         assert (amp.key, amp.what) == ("a", "AMP bf16")
-        batch = found(run(steady(), without, settings=BF16, reading=FULL), "memory_full")
+        offload = found(run(steady(), without, settings=BF16, reading=FULL), "memory_full")
+        assert offload is not None
+        assert offload.key == "o"
+        without_offload = Available(time=NOW, technique="offload", reason="no pinned memory")
+        batch = found(run(steady(), without, without_offload, settings=BF16, reading=FULL), "memory_full")
         assert batch is not None
         assert (batch.key, batch.what) == ("", "half the batch, twice the accumulation: next start")
 

@@ -137,6 +137,20 @@ class TestMeasuring:
         assert gain.tensor_core_before == pytest.approx(0.3)
         assert gain.tensor_core_after == pytest.approx(0.7)
 
+    def test_counters_of_an_evaluation_do_not_count(self) -> None:
+        records: list[Record] = [step(time=NOW + at, seconds=1.0, epoch=0.5) for at in range(10)]
+        records += [
+            State(time=NOW + 10, state="evaluating"),
+            Reading(time=NOW, tensor_core=0.1, tensor_core_time=NOW + 13),
+        ]
+        records += [
+            State(time=NOW + 14, state="training"),
+            Reading(time=NOW, tensor_core=0.3, tensor_core_time=NOW + 15),
+        ]
+        records += [Reading(time=NOW, tensor_core=0.6, tensor_core_time=NOW + 17)]
+        (gain,) = gains_of(records, change(), [step(time=NOW + at, seconds=1.0, epoch=0.5) for at in range(18, 40)])
+        assert gain.tensor_core_before == 0.6
+
 
 class TestTooLittle:
     def test_after_too_few_steps_there_is_no_gain(self) -> None:

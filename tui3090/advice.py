@@ -101,6 +101,8 @@ def memory_full(facts: Facts) -> Advice | None:
         return Advice("c", "activation checkpointing", reason, frees, 7)
     if facts.settings.amp == "off" and facts.can("amp"):
         return Advice(*_amp(facts), reason, "", 7)
+    if not facts.settings.offload and facts.can("offload"):
+        return Advice("o", "activation offload to the host's memory", reason, "", 7)
     return Advice("", "half the batch, twice the accumulation: next start", reason, "", 7)
 
 
@@ -168,12 +170,16 @@ def starved(facts: Facts) -> Advice | None:
 
 def launch_bound(facts: Facts) -> Advice | None:
     """The card idles between many small kernels."""
-    if not _launch_bound(facts) or not facts.can("graph") or facts.tried("graph", True):
+    if not _launch_bound(facts):
         return None
     busy = _busy(facts) or 1.0
-    gain = f"up to × {1 / max(busy, 0.05):.1f}"
     reason = f"a kernel runs {_percent(busy)} of the time, and no data is waited for: launching is the limit"
-    return Advice("g", "CUDA graph replay", reason, gain, min(4.0, 1 / max(busy, 0.05) - 1))
+    weight = min(4.0, 1 / max(busy, 0.05) - 1)
+    if facts.can("graph") and not facts.tried("graph", True):
+        return Advice("g", "CUDA graph replay", reason, f"up to × {1 / max(busy, 0.05):.1f}", weight)
+    if facts.can("compile") and not facts.settings.compile and not facts.tried("compile", True):
+        return Advice("k", "torch.compile: fewer kernels", reason, "", weight)
+    return None
 
 
 def fp32_matmuls(facts: Facts) -> Advice | None:
@@ -206,10 +212,9 @@ def tf32_off(facts: Facts) -> Advice | None:
 
 def off_by_8(facts: Facts) -> Advice | None:
     """Layers that the last look at the kernels found to be of a size that Tensor Cores take badly."""
-    layers = getattr(facts.profiled, "off_by_8", "")
-    if not layers:
+    if facts.profiled is None or not facts.profiled.off_by_8:
         return None
-    reason = f"not divisible by 8: {layers}"
+    reason = f"not divisible by 8: {facts.profiled.off_by_8}"
     return Advice("", "pad to multiples of 8, mask padded logits", reason, "", 0.08)
 
 
@@ -321,8 +326,9 @@ def _memory(facts: Facts) -> _Memory | None:
 
 def _busy(facts: Facts) -> float | None:
     """The share of the time in which a kernel ran: by the profiler where it has looked, else by NVML."""
-    profiled: float | None = getattr(facts.profiled, "busy_share", None)
-    return profiled if profiled is not None else facts.median("util")
+    if facts.profiled is not None and facts.profiled.busy_share is not None:
+        return facts.profiled.busy_share
+    return facts.median("util")
 
 
 def _launch_bound(facts: Facts) -> bool:
@@ -351,10 +357,15 @@ def _amp(facts: Facts) -> tuple[str, str]:
 
 
 def _times(facts: Facts, now: str, then: str) -> float | None:
-    """How much faster matmuls are at most: the ratio of the card's peaks; None where they are not known."""
+    """How much faster a step is at most: its matmuls by the ratio of the card's peaks, and only they where the profiler
+    has seen their share of the time. None where the peaks are not known."""
     name = facts.started.device_name if facts.started is not None else ""
     before, after = peak(name, now), peak(name, then)
-    return after / before if before and after else None
+    if not before or not after:
+        return None
+    seen = facts.profiled.fp32_share if facts.profiled is not None else None
+    share = seen if seen is not None and now == "fp32" else 1.0
+    return 1 / (1 - share + share * before / after)
 
 
 def _won(share: float, bound: str = "") -> str:

@@ -34,7 +34,7 @@ ESTIMATES = "how busy the Tensor Cores are is an estimate from kernels and FLOPs
 DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 
 LIBRARIES = (
-    ("transformers", "its models and tokenizers"),
+    ("transformers", "its models; the recipes bert, gpt2 and lora"),
     ("peft", "LoRA"),
     ("bitsandbytes", "8-bit optimizers, 4-bit models"),
     ("datasets", "its data sets"),
@@ -102,7 +102,6 @@ def findings() -> Iterator[Finding]:
     yield Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.release()}")
     yield _terminal()
     yield from _host()
-    yield _compiler()
     yield _libraries()
     driver, offers, report = _cards()
     yield from report
@@ -137,14 +136,6 @@ def _host() -> Iterator[Finding]:
     if room.free < ENOUGH_SHM:
         cost = "loader workers (w) hand batches over in it and may die: in a container, docker run --shm-size=8g"
     yield Finding("/dev/shm", f"{gib(room.free)} of {gib(room.total)} free", cost)
-
-
-def _compiler() -> Finding:
-    named = os.environ.get("CC", "")
-    found = next((path for name in (named, "cc", "gcc", "clang") if name and (path := shutil.which(name))), None)
-    if found is None:
-        return Finding("C compiler", "none", "torch.compile (k) needs one: install gcc, or name one in CC")
-    return Finding("C compiler", found)
 
 
 def _libraries() -> Finding:
@@ -266,6 +257,7 @@ def _torch(driver: str, offers: Sequence[Offer]) -> Iterator[Finding]:
     if built is None:
         cost = "the cards above stay idle: install a CUDA build of torch (pytorch.org)" if offers else ""
         yield Finding("torch", f"{torch.__version__}, built without CUDA", cost)
+        yield _compiler("cpu")
         return
     cost = ""
     if not driver:
@@ -277,6 +269,7 @@ def _torch(driver: str, offers: Sequence[Offer]) -> Iterator[Finding]:
     elif offers and not torch.cuda.is_available():
         cost = 'torch sees no card: python -c "import torch; torch.cuda.init()" says why'
     yield Finding("torch", f"{torch.__version__}, built for CUDA {built}", cost)
+    yield _compiler("cuda" if driver and offers else "cpu")
     unbuilt = [
         o for o in offers if o.capability is not None and not _has_kernels(torch.cuda.get_arch_list(), o.capability)
     ]
@@ -286,6 +279,20 @@ def _torch(driver: str, offers: Sequence[Offer]) -> Iterator[Finding]:
         yield Finding(
             "", f"{offer.card.name}: torch has no kernels for {name}", "install a torch that has (pytorch.org)"
         )
+
+
+def _compiler(device: str) -> Finding:
+    """What torch.compile has here; torch is loaded."""
+    lacks = _missing_compiler(device).removeprefix("compile unavailable: ")
+    return Finding("torch.compile", lacks, "the key k is refused") if lacks else Finding("torch.compile", "can compile")
+
+
+def _missing_compiler(device: str) -> str:
+    import torch
+
+    from tui3090.techniques.compile import missing_compiler
+
+    return missing_compiler(torch.device(device))
 
 
 def _has_kernels(built: Sequence[str], capability: tuple[int, int]) -> bool:

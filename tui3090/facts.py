@@ -9,14 +9,16 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from tui3090.gains import Settling, measured
-from tui3090.records import Available, Changed, Event, Gain, Reading, Record, Resumed, Started, StepRecord
+from tui3090.gains import Settling, Training, measured
+from tui3090.records import Available, Changed, Event, Gain, Profiled, Reading, Record, Resumed, Started, StepRecord
 from tui3090.settings import BY_NAME, Settings, Value
 
 LEAST_WINDOWS, LEAST_S = 10, 3.0
 """Settled windows and their time from which on rates can be judged."""
 PACE_S = 2.0
 """Windows of so long a time make one figure of the run's pace."""
+READING_S = 1.0
+"""A reading may be the mean over so long a time before it."""
 UNMOVED = "bf16 weights did not change"
 """What the watchdog says of bf16 weights whose updates round away."""
 
@@ -45,8 +47,8 @@ class Facts:
     """Of the whole run."""
     unmoved: bool = False
     """Whether bf16 weights stood still in this run."""
-    profiled: Record | None = None
-    """The newest look at the kernels."""
+    profiled: Profiled | None = None
+    """The newest look at the kernels that saw any."""
     reading: Reading | None = None
     """The newest, settled or not."""
     windows: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=600))
@@ -54,22 +56,24 @@ class Facts:
     count: int = 0
     """Settled windows, also those that `windows` has no room for."""
     readings: deque[Reading] = field(default_factory=lambda: deque(maxlen=120))
-    """Since the windows settled."""
+    """Since the windows settled, of the time in which training went on."""
     paces: deque[Pace] = field(default_factory=lambda: deque(maxlen=600))
     retries: int = 0
     """Allocator retries before the change."""
+    _training: Training = field(default_factory=Training)
     _settling: Settling = field(default_factory=Settling)
     _gathered: list[StepRecord] = field(default_factory=list)
     _gathered_s: float = 0.0
 
     def absorb(self, record: Record) -> None:
         """Take the next record."""
+        self._training.absorb(record)
         match record:
             case StepRecord():
                 self._step(record)
             case Reading():
                 self.reading = record
-                if self.windows:
+                if self.windows and record.time - READING_S >= self._training.since:
                     self.readings.append(record)
             case Changed(technique=technique, new=new):
                 if technique in BY_NAME:
@@ -86,7 +90,7 @@ class Facts:
                 self.settings = Settings.from_short(record.settings)
             case Event(level="warning", text=text):
                 self.unmoved = self.unmoved or UNMOVED in text
-            case Record(type="profiled"):
+            case Profiled(missing=""):
                 self.profiled = record
 
     def _having(self, technique: str, value: Value) -> Settings:

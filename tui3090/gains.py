@@ -48,6 +48,7 @@ class Gains:
         """Since the last change."""
         self._measuring: _Measurement | None = None
         self._epoch = 0
+        self._training = Training()
 
     @property
     def progress(self) -> tuple[int, int] | None:
@@ -57,11 +58,12 @@ class Gains:
 
     def absorb(self, record: Record) -> Gain | None:
         """Take the next record; the gain that it completes."""
+        self._training.absorb(record)
         match record:
             case StepRecord():
                 return self._step(record)
             case Reading():
-                self._side.read(record)
+                self._side.read(record, self._training.since)
             case Changed():
                 return self._changed(record)
             case Started(unit=unit):
@@ -111,6 +113,19 @@ def measured(record: StepRecord) -> bool:
     return record.skipped != "no labels" and all(0 <= time < math.inf for time in times)
 
 
+class Training:
+    """Since when training has gone on: readings tell nothing of it while it is paused or evaluates."""
+
+    def __init__(self) -> None:
+        self.since = -math.inf
+        """infinite while it does not go on."""
+
+    def absorb(self, record: Record) -> None:
+        """Take the next record."""
+        if isinstance(record, State):
+            self.since = record.time if record.state == "training" else math.inf
+
+
 class Settling:
     """Lets the windows after a change, or after the start, pass until they are steady."""
 
@@ -149,12 +164,12 @@ class _Side:
         self.windows.append(record)
         self.count += record.steps
 
-    def read(self, reading: Reading) -> None:
+    def read(self, reading: Reading, training_since: float) -> None:
         self.peak = reading.peak_allocated if reading.peak_allocated is not None else self.peak
         at, busy = reading.tensor_core_time, reading.tensor_core
         if at is None or busy is None or not self.windows or (self.counters and self.counters[-1][0] == at):
             return
-        if at - COUNTERS_S >= self.windows[0].time - self.windows[0].seconds:
+        if at - COUNTERS_S >= max(training_since, self.windows[0].time - self.windows[0].seconds):
             self.counters.append((at, busy))
 
     def tensor_core(self) -> float | None:

@@ -242,8 +242,8 @@ class TestChanges:
     def test_the_gains_of_a_log_that_holds_none(self) -> None:
         seen = view(*RecordReader(Path(__file__).parent.parent / "data" / "h200.jsonl").read(), live=False)
         assert texts(changes.rows(seen, 66, 6, NOW))[1:3] == [
-            " 137  a bf16       146 100→294 300  10.6→8.9  56.1→27.8  same",
-            " 275  c every 2nd  not measured: too few steps before the next",
+            " 137  a bf16  146 100→294 300  10.6→8.9  56.1→27.8  same  +100 %",
+            " 275  c 2nd   not measured: too few steps before the next",
         ]
 
     def test_how_far_a_measurement_is(self) -> None:

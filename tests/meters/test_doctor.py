@@ -33,6 +33,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch, cuda: str | None = "12.8", sees:
         is_available=lambda: sees, get_arch_list=lambda: list(targets or ("sm_80", "sm_86", "sm_90"))
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(doctor, "_missing_compiler", lambda device: f"compile unavailable: nothing for a {device}.")
 
 
 def found(name: str) -> Finding:
@@ -125,8 +126,20 @@ class TestTorch:
     def test_a_build_without_cuda_costs_the_cards(self, machine: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
         fake_torch(monkeypatch, cuda=None)
         assert found("torch").cost == "the cards above stay idle: install a CUDA build of torch (pytorch.org)"
+        assert found("torch.compile") == Finding("torch.compile", "nothing for a cpu.", "the key k is refused")
         machine.cards = []
         assert found("torch").cost == ""
+
+    def test_what_compiling_lacks(self, machine: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+        fake_torch(monkeypatch)
+        assert found("torch.compile").text == "nothing for a cuda."
+        monkeypatch.setattr(doctor, "_missing_compiler", lambda device: "")
+        assert found("torch.compile") == Finding("torch.compile", "can compile")
+
+    def test_it_asks_the_technique(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("CXX", raising=False)
+        assert doctor._compiler("cpu").text == "no compiler (g++ is not on the PATH; apt install g++)."
 
     def test_a_driver_that_is_too_old(self, machine: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
         fake_torch(monkeypatch, cuda="13.0", sees=False)
@@ -165,14 +178,6 @@ class TestTorch:
 
 
 class TestHost:
-    def test_without_a_compiler(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setenv("PATH", str(tmp_path))
-        monkeypatch.delenv("CC", raising=False)
-        assert doctor._compiler().cost == "torch.compile (k) needs one: install gcc, or name one in CC"
-        compiler = tmp_path / "gcc"
-        compiler.touch(0o755)
-        assert doctor._compiler() == Finding("C compiler", str(compiler))
-
     def test_a_small_shared_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=64 << 20, free=64 << 20))
         *_, shm = doctor._host()

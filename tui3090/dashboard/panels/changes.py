@@ -71,7 +71,7 @@ def _what(name: str, old: Value, new: Value) -> str:
     technique = BY_NAME.get(name)
     if technique is None:
         return clean(f"{name} {new}")
-    return f"{key_of(technique, old, new)} {clean(technique.label(new)).replace('× ', '×')}"
+    return f"{key_of(technique, old, new)} {clean(technique.label(new)).replace('× ', '×').removeprefix('every ')}"
 
 
 def _columns(
