@@ -79,7 +79,8 @@ def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
     seed = recipe.seed if plan.seed is None else plan.seed
     model = recipe.model
     with stage("model") as detail:
-        blocks = list(recipe.blocks) if recipe.blocks is not None else find_blocks(model)
+        # each once: a model may run one block several times
+        blocks = list(dict.fromkeys(recipe.blocks if recipe.blocks is not None else find_blocks(model)))
         parameters = sum(p.numel() for p in model.parameters())
         trained = [p for p in model.parameters() if p.requires_grad]
         if any(p.dtype == torch.float16 for p in trained):  # GradScaler can't unscale their gradients

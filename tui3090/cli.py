@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +18,8 @@ from tui3090.settings import TECHNIQUES, RunPlan, Settings, Technique, Value
 from tui3090.source import bundled, new_file, options_help, parse_options
 
 DEFAULT_RECIPE = "gpt"
+NEWEST = Path("the newest")
+"""Stands for a --resume without a run."""
 
 OPTIONS = tuple(technique for technique in TECHNIQUES if technique.name != "lr")
 """The techniques that a run can start with; the learning rate is the recipe's."""
@@ -106,9 +109,8 @@ def make_parser() -> Parser:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.usage = "tui3090 run [TRAIN.PY or NAME] [options] [-- RECIPE OPTIONS]"
     parser.description = "Train, with the dashboard. The train.py's own options follow --; see them with -- --help."
-    parser.add_argument(
-        "recipe", nargs="?", default=DEFAULT_RECIPE, help=f"a train.py, or a bundled recipe (default: {DEFAULT_RECIPE})"
-    )
+    parser.add_argument("recipe", nargs="?", help=f"a train.py, or a bundled recipe (default: {DEFAULT_RECIPE})")
+    _add_saves(parser.add_argument_group("saves"))
     techniques = parser.add_argument_group("techniques in force from the start; keys change them later")
     for technique in OPTIONS:
         _add_technique(techniques, technique)
@@ -120,6 +122,38 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--headless", action="store_true", help="plain lines instead of the dashboard")
     parser.add_argument("--exit", action="store_true", help="leave the dashboard when the run is over")
     parser.set_defaults(command=run)
+
+
+def _add_saves(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--resume",
+        nargs="?",
+        type=Path,
+        const=NEWEST,
+        metavar="RUN",
+        help="go on where a run stopped (default: the newest of this recipe under runs/)",
+    )
+    group.add_argument(
+        "--optimizer-state",
+        choices=("keep", "matching", "new"),
+        default="keep",
+        help="at a resume with other trainable parameters: keep what both have, or begin it anew",
+    )
+    group.add_argument(
+        "--save-minutes",
+        type=_not_negative,
+        default=10.0,
+        metavar="M",
+        help="save every M minutes (default: 10; 0: not)",
+    )
+    group.add_argument("--save-steps", type=_at_least(1), default=0, metavar="N", help="save every N optimizer steps")
+    group.add_argument(
+        "--keep",
+        type=_at_least(1),
+        default=2,
+        metavar="N",
+        help="saves that are kept, besides the best by eval loss and the last good one (default: 2)",
+    )
 
 
 def _add_technique(group: argparse._ArgumentGroup, technique: Technique) -> None:
@@ -163,6 +197,10 @@ def _positive(text: str) -> float:
     return value
 
 
+def _not_negative(text: str) -> float:
+    return 0.0 if text.strip() == "0" else _positive(text)
+
+
 def _device(text: str) -> str:
     if text == "cuda":
         return "cuda:0"
@@ -173,15 +211,88 @@ def _device(text: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """`tui3090 run`: train until the run is over or left."""
-    path = _recipe_path(arguments.recipe)
-    if {"-h", "--help"} & set(arguments.recipe_argv):
-        print(options_help(path), end="")
-        return 0
-    plan = _plan(arguments, path)
-    folder = RunFolder.create(plan.name, arguments.run_dir)
+    if arguments.resume is not None:
+        plan, folder = _resumed(arguments)
+    else:
+        path = _recipe_path(arguments.recipe or DEFAULT_RECIPE)
+        if {"-h", "--help"} & set(arguments.recipe_argv):
+            print(options_help(path), end="")
+            return 0
+        plan = _plan(arguments, path)
+        folder = RunFolder.create(plan.name, arguments.run_dir)
+    plan = replace(plan, folder=folder.path)
     from tui3090.session import Session
 
     return Session(plan, folder, headless=arguments.headless, leave_when_over=arguments.exit).run()
+
+
+def _resumed(arguments: argparse.Namespace) -> tuple[RunPlan, RunFolder]:
+    """The plan of a run that goes on, and its folder: as it was, but for what the command line says."""
+    from tui3090.dashboard.source import writer_lives
+    from tui3090.savefolder import saves
+
+    if arguments.run_dir is not None:
+        raise UsageError("--resume goes on in the run's own folder: leave --run-dir out")
+    path = _recipe_path(arguments.recipe) if arguments.recipe else None
+    folder = _newest(path) if arguments.resume == NEWEST else RunFolder.find(arguments.resume)
+    info = folder.read_info()
+    if writer_lives(folder):
+        raise UsageError(f"{folder.path} is still being trained: tui3090 show {shlex.quote(str(folder.path))} shows it")
+    found, passed_over = saves(folder.path / "saves")
+    if not found:
+        why = " ".join(passed_over) or "it has no saves"
+        raise UsageError(f"{folder.path} can't go on: {why}")
+    notes = found[-1].notes
+    if path is None:
+        path = _recipe_of(info, folder)
+    saved = info.get("options")
+    argv = _as_argv(saved if isinstance(saved, dict) else {})
+    arguments.recipe_argv = [*argv, *arguments.recipe_argv]
+    plan = _plan(arguments, path)
+    settings = Settings.from_short(notes.settings)
+    for name in plan.asked:
+        settings = settings.having(name, getattr(plan.settings, name))
+    steps, vram, device = (info.get(key) for key in ("steps_asked", "vram_gib", "device"))
+    return replace(
+        plan,
+        resume=True,
+        settings=settings,
+        seed=notes.seed if plan.seed is None else plan.seed,
+        steps=steps if plan.steps is None and type(steps) is int and steps > 0 else plan.steps,
+        vram_gib=vram if plan.vram_gib is None and type(vram) is float and vram > 0 else plan.vram_gib,
+        device=device if not plan.device and isinstance(device, str) else plan.device,
+    ), folder
+
+
+def _newest(path: Path | None) -> RunFolder:
+    """The newest run under runs/ that has a save, of the recipe at `path` if that is given."""
+    for folder in RunFolder.newest_first():
+        recipe = folder.read_info().get("recipe")
+        if (folder.path / "saves").is_dir() and (path is None or recipe == str(path.resolve())):
+            return folder
+    of = f" of {path}" if path else ""
+    raise UsageError(f"there is no run{of} with a save under runs/ here: name its folder after --resume")
+
+
+def _recipe_of(info: dict[str, Any], folder: RunFolder) -> Path:
+    """The recipe of a run, if it is a bundled one: a folder from elsewhere must not decide which file is run."""
+    recipe, name = info.get("recipe"), info.get("name")
+    if isinstance(recipe, str) and isinstance(name, str) and recipe.endswith(f"tui3090/recipes/{name}.py"):
+        return bundled(name)
+    shown = shlex.quote(recipe) if isinstance(recipe, str) else "TRAIN.PY"
+    raise UsageError(f"name the train.py to go on with: tui3090 run {shown} --resume {shlex.quote(str(folder.path))}")
+
+
+def _as_argv(options: dict[str, Any]) -> list[str]:
+    """The recipe's options of an earlier run as its command line would give them."""
+    argv = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            argv.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            argv.append(f"--{flag}={value}")
+    return argv
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -218,6 +329,10 @@ def _plan(arguments: argparse.Namespace, path: Path) -> RunPlan:
         vram_gib=arguments.vram,
         steps=arguments.steps,
         seed=arguments.seed,
+        optimizer_state=arguments.optimizer_state,
+        save_minutes=arguments.save_minutes,
+        save_steps=arguments.save_steps,
+        keep=arguments.keep,
     )
 
 

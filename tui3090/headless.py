@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from tui3090.dashboard import text
 from tui3090.dashboard.view import View
 from tui3090.output import plain
-from tui3090.records import Changed, Evaluated, Event, Record, Refused, Stage, Started
+from tui3090.records import Changed, Evaluated, Event, Record, Refused, Resumed, Saved, Stage, Started
 from tui3090.settings import named
 from tui3090.summary import progress, step_time, throughput
 
@@ -80,6 +80,10 @@ def _line(record: Record) -> str:
         case Evaluated():
             loss = "n/a" if record.loss is None else f"{record.loss:.4g}"
             return f"eval at step {text.number(record.step)}: loss {loss} {record.metrics}".rstrip()
+        case Saved():
+            return f"saved step {text.number(record.step)}: saves/{record.name} ({record.reason})"
+        case Resumed():
+            return f"goes on from saves/{record.name}, step {text.number(record.step)}"
         case Event(level="warning" | "error"):
             return f"{record.level}: {record.text}"
     return ""

@@ -30,6 +30,8 @@ class TrainerThread(threading.Thread):
         status = 1
         try:
             began = time.time()
+            if self._plan.resume:  # the folder's log may say that the run is over
+                self._emit(State(time=began, state="loading", detail="to go on from a save"))
             self._emit(Stage(time=began, name="torch"))
             import torch
 

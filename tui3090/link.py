@@ -27,6 +27,8 @@ class Commands:
         """Set once a stop was asked for: evaluation ends early."""
         self.stop_now = threading.Event()
         """Set once the window in flight may be abandoned."""
+        self.saving = threading.Event()
+        """Set while a save is being written: whoever leaves waits for it."""
         self.unattended = threading.Event()
         """Set once nobody can press a key: training that would pause by itself ends instead."""
 

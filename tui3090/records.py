@@ -248,6 +248,35 @@ class Evaluated(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Saved(Record):
+    """A save is whole on the disk."""
+
+    type: ClassVar[str] = "saved"
+    step: int
+    name: str
+    """Its folder's, under saves/."""
+    reason: str
+    """Who asked: key s, the clock, the end …"""
+    seconds: float
+    """How long writing took, beside training."""
+    waited_s: float
+    """How long training waited for the copy to host memory."""
+    bytes: int
+    eval_loss: float | None = None
+    """Of the evaluation it was made after."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Record):
+    """Training goes on from a save: what came after that step is no part of the run any more."""
+
+    type: ClassVar[str] = "resumed"
+    step: int
+    name: str
+    """The save's folder, under saves/."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event(Record):
     """A sentence for the log."""
 
@@ -260,7 +289,21 @@ class Event(Record):
 
 
 RECORD_TYPES: dict[str, type[Record]] = {
-    cls.type: cls for cls in (Stage, Started, Available, State, StepRecord, Reading, Changed, Refused, Evaluated, Event)
+    cls.type: cls
+    for cls in (
+        Stage,
+        Started,
+        Available,
+        State,
+        StepRecord,
+        Reading,
+        Changed,
+        Refused,
+        Evaluated,
+        Saved,
+        Resumed,
+        Event,
+    )
 }
 
 _KEYS = {
@@ -387,10 +430,20 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class MakeSave:
+    """Save at the window's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoBack:
+    """Go back to the last good save."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Stop at the window's end; `now`: between two micro-batches, the window is abandoned."""
 
     now: bool = False
 
 
-Command = Change | Withdraw | Pause | Evaluate | Stop
+Command = Change | Withdraw | Pause | Evaluate | MakeSave | GoBack | Stop

@@ -87,11 +87,17 @@ class RunFolder:
             if not is_regular(path / "records.jsonl"):
                 raise RunFolderError(f"{run} is not a run folder: it has no records.jsonl.")
             return cls(path)
-        found = [(_written(path / "records.jsonl"), path) for path in Path("runs").glob("*")]
-        written = [(when, path) for when, path in found if when is not None]
-        if not written:
+        newest = cls.newest_first()
+        if not newest:
             raise RunFolderError("There is no run under runs/ here: name a run folder, or start one with tui3090 run.")
-        return cls(max(written)[1])
+        return newest[0]
+
+    @classmethod
+    def newest_first(cls) -> list[RunFolder]:
+        """The run folders under runs/, the one that was written to last first."""
+        found = [(_written(path / "records.jsonl"), path) for path in Path("runs").glob("*")]
+        written = sorted(((when, path) for when, path in found if when is not None), reverse=True)
+        return [cls(path) for _, path in written]
 
     def read_info(self) -> dict[str, Any]:
         """run.json; empty where it is missing or broken. Raises RunFolderError for a format newer than ours."""

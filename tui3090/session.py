@@ -15,8 +15,8 @@ from tui3090.dashboard.view import View
 from tui3090.headless import PlainOutput, Reporter
 from tui3090.link import Commands, Outlet
 from tui3090.output import OutputLog, plain
-from tui3090.records import Event, Stop
-from tui3090.runlog import RunFolder, RunLog
+from tui3090.records import Event, State, Stop
+from tui3090.runlog import RecordReader, RunFolder, RunLog
 from tui3090.settings import RunPlan
 from tui3090.signals import FORCE_AFTER_S, Interrupts
 from tui3090.summary import summary
@@ -73,8 +73,18 @@ class Session:
         from tui3090.launch import start_trainer
         from tui3090.runinfo import run_info
 
+        if self._plan.resume:
+            self._recall()
         self._note(**run_info(self._plan))
         self._trainer = start_trainer(self._plan, self._commands, self._outlet.emit)
+
+    def _recall(self) -> None:
+        """Show what the run was before: its curve goes on. Its states and times are of a process that is gone."""
+        reader = RecordReader(self._folder.records)
+        while records := reader.read():
+            self._view.absorb(record for record in records if not isinstance(record, State))
+        self._view.first_time = self._view.first_step_time = None
+        self._view.recent.clear()
 
     def _on_screen(self, terminal: Terminal, output: OutputLog) -> bool:
         """Run the dashboard. Returns whether the run is done with; False: the screen is lost and training goes on."""
@@ -146,7 +156,10 @@ class Session:
 
     def _forced(self) -> bool:
         """Whether training had its time to stop."""
-        return self._interrupts.count > 1 or (self._force_at is not None and time.monotonic() > self._force_at)
+        if self._interrupts.count > 1:
+            return True
+        late = self._force_at is not None and time.monotonic() > self._force_at
+        return late and not self._commands.saving.is_set()
 
     def _end(self) -> int:
         """Stop what still runs, and write into run.json how it ended."""

@@ -309,3 +309,15 @@ class RunPlan:
     """Optimizer steps after which the run ends; None: as the recipe says."""
     seed: int | None = None
     """None: the recipe's."""
+    folder: Path | None = None
+    """The run's; None: nothing is saved."""
+    resume: bool = False
+    """Go on from the newest whole save in the folder."""
+    optimizer_state: str = "keep"
+    """What becomes of the optimizer's state at a resume: keep, matching (parameters of the same name) or new."""
+    save_minutes: float = 10.0
+    """A save after so many minutes; 0: none."""
+    save_steps: int = 0
+    """A save after so many optimizer steps; 0: none."""
+    keep: int = 2
+    """Saves that are kept, besides the best one by eval loss and the last one before a divergence."""

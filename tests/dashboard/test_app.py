@@ -31,6 +31,7 @@ from tui3090.records import (
     Evaluate,
     Evaluated,
     Event,
+    MakeSave,
     Pause,
     Reading,
     Record,
@@ -274,14 +275,15 @@ class TestKeys:
             await pilot.press("escape")
             await until(pilot, lambda: Withdraw("accumulate") in source.sent)
 
-    async def test_pause_evaluate_and_what_is_not_in_this_version(self) -> None:
+    async def test_pause_evaluate_save_and_what_is_not_in_this_version(self) -> None:
         source = FedSource(*trained())
         app = dashboard(source)
         async with app.run_test(size=(160, 50)) as pilot:
             await until_reads(pilot, "1 412")
-            await pilot.press("space", "e")
-            assert source.sent == [Pause(True), Evaluate()]
-            for key, words in (("s", "Saving"), ("r", "Profiled Tensor Core readings"), ("d", "Leaving it running")):
+            await pilot.press("space", "e", "s", "b")
+            assert source.sent == [Pause(True), Evaluate(), MakeSave()]
+            await until_reads(pilot, "space pauses first")
+            for key, words in (("r", "Profiled Tensor Core readings"), ("d", "Leaving it running")):
                 await pilot.press(key)
                 await until_reads(pilot, f"{words}: not in this version.")
 

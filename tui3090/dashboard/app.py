@@ -58,7 +58,8 @@ def bindings() -> list[BindingType]:
     others = (
         ("space", "pause", "Pause at the end of the step, and go on"),
         ("e", "evaluate", "Evaluate at the end of the step"),
-        ("s", "later('Saving')", "Save"),
+        ("s", "save", "Save at the end of the step"),
+        ("b", "go_back", "While paused: back to the last good save"),
         ("r", "later('Profiled Tensor Core readings')", "Read the Tensor Cores"),
         ("d", "later('Leaving it running')", "Leave it running"),
         ("u", "undo", "Undo the last change"),
@@ -232,6 +233,16 @@ class Dashboard(App[int]):
     def action_evaluate(self) -> None:
         """Evaluate at the end of the step."""
         self._keys.evaluate()
+        self._answer()
+
+    def action_save(self) -> None:
+        """Save at the end of the step."""
+        self._keys.save()
+        self._answer()
+
+    def action_go_back(self) -> None:
+        """While paused: back to the last good save."""
+        self._keys.go_back()
         self._answer()
 
     def action_later(self, what: str) -> None:

@@ -15,7 +15,7 @@ from tui3090.settings import TECHNIQUES
 
 KEYS = (
     ("space", "pause at the end of the step, and go on"),
-    ("e", "evaluate at the end of the step"),
+    ("s e b", "save, evaluate, at the end of the step; while paused: back to the last good save"),
     ("esc", "cancel what is pending (▸), leave a zoomed panel"),
     ("u", "undo the last change"),
     ("n", "lock the keys, for when you type into the wrong pane; n unlocks them"),
@@ -23,7 +23,7 @@ KEYS = (
     ("x", "a picture of the screen (SVG) in the run folder; ctrl+l paints all again"),
     ("q", "leave, after a question; ctrl+c and ctrl+q too"),
     ("Q", "while stopping: stop at once, losing the step in flight"),
-    ("s r d", "save, profiled Tensor Core readings, leave it running: not in this version"),
+    ("r d", "profiled Tensor Core readings, leave it running: not in this version"),
 )
 
 

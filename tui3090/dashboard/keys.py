@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tui3090.dashboard.text import clean, number
 from tui3090.dashboard.view import Pending, View
-from tui3090.records import Change, Command, Evaluate, Pause, Stop, Withdraw
+from tui3090.records import Change, Command, Evaluate, GoBack, MakeSave, Pause, Stop, Withdraw
 from tui3090.settings import BY_NAME, Technique, Value
 
 SETTLE_S = 0.4
@@ -175,6 +175,23 @@ class Keys:
             return
         self._send(Evaluate())
         self.answer("Evaluation comes at the end of the step.")
+
+    def save(self) -> None:
+        """Save at the end of the step."""
+        if self.refuses():
+            return
+        self._send(MakeSave())
+        self.answer("Saving at the end of the step; training waits for the copy alone.")
+
+    def go_back(self) -> None:
+        """While paused: back to the last good save, which costs the steps since."""
+        if self.refuses():
+            return
+        if self._view.doing != "paused":
+            self.answer("b goes back to the last good save, losing the steps since: space pauses first.")
+            return
+        self._send(GoBack())
+        self.answer("Going back to the last good save.")
 
     def later(self, what: str) -> None:
         """A key whose place is there already."""

@@ -19,6 +19,8 @@ from tui3090.records import (
     Reading,
     Record,
     Refused,
+    Resumed,
+    Saved,
     Stage,
     Started,
     State,
@@ -101,6 +103,18 @@ class Curve:
         if len(self.points) >= POINTS:
             self._merge()
 
+    def back_to(self, step: int) -> None:
+        """Forget what came after `step`: training goes on from there."""
+        while self.points and self.points[-1].step > step:
+            self.points.pop()
+        # the point that is being filled may have been one of them: what comes begins a new one
+        self._in_last = self._per_point
+        self.smooth = self.points[-1].smooth if self.points else math.nan
+        if self.best_step > step:
+            best = min(self.points, key=lambda point: point.low, default=Point(0, math.inf, math.inf, math.nan))
+            self.best, self.best_step = best.low, best.step
+        self.added += 1  # the picture is another
+
     def _merge(self) -> None:
         pairs = zip(self.points[::2], self.points[1::2], strict=True)
         self.points = [Point(b.step, min(a.low, b.low), max(a.high, b.high), b.smooth) for a, b in pairs]
@@ -153,6 +167,8 @@ class View:
     """Windows without an update."""
     skip_reasons: dict[str, int] = field(default_factory=dict)
     """Why -> how many of them."""
+    saved: Saved | None = None
+    """The newest save."""
     reading: Reading | None = None
     readings: deque[Reading] = field(default_factory=lambda: deque(maxlen=240))
     available: dict[str, str] = field(default_factory=dict)
@@ -252,6 +268,11 @@ class View:
                         self.available[record.technique] = record.reason
                     if record.reason:
                         self._settled(record.technique, None)
+                case Saved():
+                    self.saved = record
+                    self.events.append(_saved(record))
+                case Resumed():
+                    self._back_to(record)
                 case Evaluated():
                     self.evaluated.append(record)
                     self.events.append(_evaluated(record))
@@ -261,7 +282,20 @@ class View:
                 case Started():
                     self.started = record
                     self.begun = Settings.from_short(record.settings)
+                    self.in_force.clear()
         return any_
+
+    def _back_to(self, record: Resumed) -> None:
+        """Training goes on from a save: what came after it is no part of the run."""
+        self.loss.back_to(record.step)
+        self.recent.clear()
+        for kept in (self.changes, self.evaluated):
+            while kept and kept[-1].step > record.step:
+                kept.pop()
+        told = f"goes on from {record.name}, step {record.step}"
+        self.events.append(Event(time=record.time, level="info", source="save", text=told))
+        if self.live:
+            self.answer, self.answer_time = f"Training {told}.", record.time
 
     def _settled(self, technique: str, value: Value | None) -> None:
         """Forget what was asked for, now that it is in force or (None) can't be."""
@@ -297,6 +331,15 @@ def _in_force(change: Changed) -> Event:
     title, old, new = named(change.technique, change.old, change.new)
     text = f"{title} {old} → {new}, in force from step {change.step}"
     return Event(time=change.time, level="info", source=change.origin, text=text)
+
+
+def _saved(save: Saved) -> Event:
+    """A save as the log tells it."""
+    text = (
+        f"step {save.step} in {save.seconds:.1f} s, training waited {save.waited_s:.2f} s → saves/{save.name} "
+        f"({save.reason})"
+    )
+    return Event(time=save.time, level="info", source="save", text=text)
 
 
 def _evaluated(evaluation: Evaluated) -> Event:

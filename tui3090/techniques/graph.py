@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from tui3090.settings import Settings
+from tui3090.techniques.masks import MaskAnswers
 
 if TYPE_CHECKING:
     from tui3090.feed import MicroBatch
@@ -34,6 +35,8 @@ SHAPES = 8
 """Keys that are captured at the most; further ones run eagerly."""
 TOLERANCE, AMP_TOLERANCE = 1e-5, 1e-2
 """How far replay's loss and gradient norm may be from eager's, relatively."""
+EAGER_UPDATES = 5
+"""In a row beside graphs, after which it is told that the optimizer's step runs outside of them."""
 ATTEMPTS = 3
 """Failed captures after which the technique is given up for this model."""
 
@@ -78,6 +81,7 @@ class Replay:
         self._update: torch.cuda.CUDAGraph | None = None
         self._update_key: Key = ()
         self._update_captures = 0
+        self._eager_updates, self._outside_told = 0, False
         self.pool_bytes = 0
         """What the captures took from the allocator."""
         self.given_up = ""
@@ -145,12 +149,32 @@ class Replay:
                 self._update = self._capture_update()
             if self._update is not None:
                 self._update.replay()
+                self._eager_updates = 0
                 return
         elif self._update is not None:
             self._update = None
             self._update_captures += 1
         self._update_key = key
         self.step.apply()
+        self._tell_outside()
+
+    def _tell_outside(self) -> None:
+        """Say why the update keeps running eagerly, once."""
+        self._eager_updates = self._eager_updates + 1 if self._captures else 0
+        if self._eager_updates < EAGER_UPDATES or self._outside_told:
+            return
+        self._outside_told = True
+        reason = "more than its rate changes from step to step, as betas do under OneCycleLR"
+        if not self.step.waits_for_nothing:
+            name = type(self.step.optimizer).__name__
+            reason = f"{name} waits on the host to learn whether the gradient is finite"
+        elif self._hooked():
+            reason = "the recipe hooked functions of its own to it"
+        self._say(f"the optimizer's step runs outside the graph: {reason}")
+
+    def _hooked(self) -> bool:
+        optimizer: Any = self.step.optimizer
+        return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
     def report(self) -> InFlight:
         """As `Step.report`."""
@@ -175,8 +199,7 @@ class Replay:
     def _key_of_update(self) -> Key:
         """Empty: the update can't be captured, for its optimizer decides on the host or runs hooks of the recipe's."""
         optimizer: Any = self.step.optimizer
-        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        if not self.step.waits_for_nothing or hooks or self.given_up or self._update_captures >= ATTEMPTS:
+        if not self.step.waits_for_nothing or self._hooked() or self.given_up or self._update_captures >= ATTEMPTS:
             return ()
         if not self.step.keep_gradients:
             return ()  # nothing is replayed, so the gradients have no fixed address
@@ -212,16 +235,17 @@ class Replay:
         batches = [step.place(micro), step.place(earlier)]
         static = _copy(batches[0])
         step.set_share(1.0)
+        masks = MaskAnswers(batches[0])
         with _restored(step.model, device) as rewind:
-            expected = [self._eager(batch, rewind) for batch in batches]
+            expected = [self._eager(batch, rewind, masks) for batch in batches]
             if not torch.stack(expected).isfinite().all():
                 raise NotFinite
             step.keep_gradients = True
-            capture = _Capture(
-                static,
-                self._record(lambda: step.forward_backward(static, first=True)),
-                self._record(lambda: step.forward_backward(static, first=False)),
-            )
+            with masks.given():
+                first = self._record(lambda: step.forward_backward(static, first=True))
+            with masks.given():
+                following = self._record(lambda: step.forward_backward(static, first=False))
+            capture = _Capture(static, first, following)
             for batch, wanted in zip(batches, expected):
                 rewind()
                 _fill(static, batch)
@@ -230,9 +254,10 @@ class Replay:
         self.pool_bytes += max(0, torch.cuda.memory_reserved(device) - reserved)
         return capture
 
-    def _eager(self, batch: Any, rewind: Callable[[], None]) -> Tensor:
+    def _eager(self, batch: Any, rewind: Callable[[], None], masks: MaskAnswers) -> Tensor:
         rewind()
-        self.step.forward_backward(batch, first=True)
+        with masks.noted():
+            self.step.forward_backward(batch, first=True)
         return self._figures()
 
     def _figures(self) -> Tensor:
@@ -265,7 +290,7 @@ class Replay:
         try:
             return self._record(self.step.apply)
         except Exception as error:
-            self._update_captures = ATTEMPTS
+            self._update_captures, self._outside_told = ATTEMPTS, True
             self._say(f"the optimizer's step runs outside the graph: {_reason(error)}")
             return None
 
@@ -281,6 +306,7 @@ def _cleared_up(device: torch.device, pool: Any) -> Iterator[None]:
         generator.graphsafe_set_state(before)
         with suppress(AttributeError, RuntimeError):  # RuntimeError: it was ended properly
             torch._C._cuda_endAllocateToPool(device.index, pool)
+            torch._C._cuda_releasePool(device.index, pool)  # the graph only does it after a capture that ended
         raise
 
 
