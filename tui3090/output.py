@@ -64,6 +64,13 @@ class OutputLog:
         faulthandler.enable(file=2)  # an abort's or a segmentation fault's last words
         return self
 
+    def let_go(self) -> None:
+        """Put nothing in the place of what the descriptors were before: the terminal is left to others."""
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for before in self._before:
+            os.dup2(nothing, before, inheritable=False)
+        os.close(nothing)
+
     def take_streams(self) -> None:
         """Make sys.stdout and sys.stderr real files over the descriptors, as subprocesses and workers need them.
 

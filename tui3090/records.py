@@ -70,6 +70,8 @@ class Started(Record):
     """torch's version."""
     settings: str
     """`Settings.short()` at the start."""
+    memory_cap: int | None = None
+    """Bytes of the card's memory that torch may take; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,8 @@ class StepRecord(Record):
     """The host's wait for the loader."""
     stall_s: float
     """Time in which the device had nothing to do because the batch was not there."""
+    padding: int = 0
+    """Tokens of padding that ran beside them."""
     skipped: str = ""
     """Why no update was made: 'overflow' (the scaler's), 'not finite', 'no labels'; empty: it was made."""
     loss_scale: float | None = None
@@ -134,9 +138,84 @@ class StepRecord(Record):
     """What the matmuls ran in: fp32, tf32, bf16 or fp16."""
     replayed: bool = False
     """Whether every micro-batch of the window ran by graph replay."""
+    loader_start: bool = False
+    """The first window of a loader whose workers had to start, at an epoch's start or a change of workers: its wait
+    and stall are told apart."""
     settings: str = ""
     steps: int = 1
     """How many windows this line stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases(Record):
+    """Where the time of one window went: by events on the device's time line, on the CPU by the clock."""
+
+    type: ClassVar[str] = "phases"
+    step: int
+    seconds: float
+    """The whole: from the end of the window before to the end of this one."""
+    data_s: float = 0.0
+    """The data stall."""
+    copy_s: float = 0.0
+    """The batch on its way to the device, where it was not prefetched."""
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    graph_s: float = 0.0
+    """Micro-batches that ran by graph replay: forward and backward can't be told apart there."""
+    optimizer_s: float = 0.0
+    """Unscaling, clipping, the optimizer's step."""
+
+    @property
+    def other_s(self) -> float:
+        """What is in none of them: zeroing gradients, gaps between launches."""
+        named = self.data_s + self.copy_s + self.forward_s + self.backward_s + self.graph_s + self.optimizer_s
+        return max(0.0, self.seconds - named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled(Record):
+    """One window under torch's profiler: which kernels ran, and on what."""
+
+    type: ClassVar[str] = "profiled"
+    step: int
+    tensor_core_share: float | None
+    """Share of the kernels' time in kernels that use the Tensor Cores, by their names; None: no kernel was seen."""
+    unknown_share: float | None
+    """In kernels whose names don't tell: Triton's."""
+    fp32_share: float | None
+    """In matmuls that could use the Tensor Cores and run in fp32 beside them."""
+    busy_share: float | None
+    """Share of the time from the first kernel to the end of the last in which one ran; the rest is gaps between
+    launches, which the profiler makes a little longer."""
+    kernels: int
+    """How many ran."""
+    kernel_s: float
+    """Their time, added up."""
+    with_tensor_cores: str = ""
+    """The longest of them, 'nvjet_tst 61.2 %, flash_fwd 8.1 %': shares of all kernels' time."""
+    without: str = ""
+    unknown: str = ""
+    off_by_8: str = ""
+    """Layers with a dimension that 8 does not divide, 'classifier [2 × 1024]'."""
+    replayed: bool = False
+    """Whether the kernels were those of a replayed graph."""
+    seconds: float = 0.0
+    """What this look cost training; it is in no step's time."""
+    missing: str = ""
+    """Why nothing was seen, a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations(Record):
+    """What one micro-batch's forward keeps for its backward, by layer."""
+
+    type: ClassVar[str] = "activations"
+    step: int
+    total: int
+    """Bytes, each piece of memory once; parameters and the batch are not counted."""
+    layers: str
+    """The ten that keep most, a line each: bytes, a space, the layer's name; 'blocks.*.up × 12' is one layer of twelve
+    equal blocks, with their bytes added up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +232,8 @@ class Reading(Record):
     weights: int | None = None
     gradients: int | None = None
     optimizer_state: int | None = None
+    graph_pools: int | None = None
+    """What captured graphs keep for their activations: reserved, but no tensor's."""
     retries: int | None = None
     """Times the allocator had to give its cache back to satisfy a request."""
     # the card (NVML)
@@ -219,6 +300,50 @@ class Changed(Record):
     new: Value
     origin: str = "key"
     """Who asked: key, or the trainer itself and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain(Record):
+    """What a change brought, from equal work before and after it in steady state (gains.py): medians of samples, but
+    of stall and FLOPs the totals."""
+
+    type: ClassVar[str] = "gain"
+    step: int
+    """As in its `Changed`."""
+    technique: str
+    old: Value
+    new: Value
+    verdict: str
+    """Of the throughput: faster, slower, same, or noisy: too noisy to tell."""
+    noise: float
+    """How far the change of throughput may be off, a share."""
+    windows_before: int
+    windows_after: int
+    unit: str
+    """What throughput is counted in: tokens or samples."""
+    rate_before: float
+    """Throughput per second."""
+    rate_after: float
+    step_s_before: float
+    """Seconds a step."""
+    step_s_after: float
+    peak_before: int | None
+    """Bytes allocated at the most between the change before and this one."""
+    peak_after: int | None
+    """Since the change, capture included."""
+    stall_before: float
+    """Data stall over the time."""
+    stall_after: float
+    flops_s_before: float | None
+    """Model FLOPs per second."""
+    flops_s_after: float | None
+    mfu_before: float | None
+    mfu_after: float | None
+    tensor_core_before: float | None
+    """By the hardware counters."""
+    tensor_core_after: float | None
+    loss: str
+    """Whether it stayed on its course: same, higher, not finite; empty: it can't be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,8 +421,12 @@ RECORD_TYPES: dict[str, type[Record]] = {
         Available,
         State,
         StepRecord,
+        Phases,
+        Profiled,
+        Activations,
         Reading,
         Changed,
+        Gain,
         Refused,
         Evaluated,
         Saved,
@@ -402,6 +531,11 @@ def from_object(body: object) -> Record | None:
     return record
 
 
+def fits(value: object, kind: str) -> bool:
+    """Whether a JSON value can stand in a field of that type; a truth value is no number."""
+    return isinstance(value, _ACCEPTED[kind]) and (not isinstance(value, bool) or kind in ("bool", "Value"))
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """Set a technique at the next window's start; a later one for the same technique takes its place."""
@@ -430,6 +564,16 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class Profile:
+    """Read by the profiler, with one window, which kernels run and whether they use the Tensor Cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureActivations:
+    """Measure, with one window, what each layer keeps for backward."""
+
+
+@dataclass(frozen=True, slots=True)
 class MakeSave:
     """Save at the window's end."""
 
@@ -446,4 +590,4 @@ class Stop:
     now: bool = False
 
 
-Command = Change | Withdraw | Pause | Evaluate | MakeSave | GoBack | Stop
+Command = Change | Withdraw | Pause | Evaluate | Profile | MeasureActivations | MakeSave | GoBack | Stop

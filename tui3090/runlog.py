@@ -30,6 +30,8 @@ FORMAT = 1
 """Of run.json and records.jsonl; a reader refuses a higher one."""
 GATHER_S = 1.0
 """Records of so long a time are written together."""
+WATCHED_S = 0.1
+"""Likewise while somebody looks at the run from another process."""
 LONGEST_LINE = 1 << 20
 """Bytes; a longer line is not ours and is passed over."""
 LONGEST_INFO = 1 << 20
@@ -96,8 +98,8 @@ class RunFolder:
     def newest_first(cls) -> list[RunFolder]:
         """The run folders under runs/, the one that was written to last first."""
         found = [(_written(path / "records.jsonl"), path) for path in Path("runs").glob("*")]
-        written = sorted(((when, path) for when, path in found if when is not None), reverse=True)
-        return [cls(path) for _, path in written]
+        written = [(when, path) for when, path in found if when is not None]
+        return [cls(path) for _, path in sorted(written, reverse=True)]
 
     def read_info(self) -> dict[str, Any]:
         """run.json; empty where it is missing or broken. Raises RunFolderError for a format newer than ours."""
@@ -152,6 +154,8 @@ class RunLog:
         self._why = ""
         self._lost = 0
         self._counting = threading.Lock()
+        self.gather_s = GATHER_S
+        """Records of so long a time are written together."""
         self._thread = threading.Thread(target=self._run, name="runlog", daemon=True)
         self._thread.start()
 
@@ -182,7 +186,7 @@ class RunLog:
         more = True
         while more:
             records = [self._queue.get()]
-            self._closing.wait(GATHER_S)
+            self._closing.wait(self.gather_s)
             while not self._queue.empty():
                 records.append(self._queue.get())
             more = None not in records

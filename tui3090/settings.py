@@ -47,8 +47,6 @@ class Technique:
     """How the command line writes its values."""
     wraps: bool = True
     """Whether the key goes on from the last value to the first."""
-    later: bool = False
-    """Listed, but not in this version."""
     labels: tuple[tuple[Value, str], ...] = ()
     """Values whose text on screen is not the obvious one."""
 
@@ -149,9 +147,8 @@ TECHNIQUES: tuple[Technique, ...] = (
         "K",
         (False, True),
         "cost",
-        "Fuses kernels with the compiler.",
+        "Compiles the blocks: fewer kernels that move less memory. The first step with it takes a while.",
         "on|off",
-        later=True,
     ),
     Technique(
         "tf32",
@@ -172,7 +169,6 @@ TECHNIQUES: tuple[Technique, ...] = (
         "cost",
         "Keeps activations in pinned host memory between forward and backward.",
         "on|off",
-        later=True,
     ),
     Technique(
         "workers",
@@ -309,6 +305,8 @@ class RunPlan:
     """Optimizer steps after which the run ends; None: as the recipe says."""
     seed: int | None = None
     """None: the recipe's."""
+    counters: bool = False
+    """Whether CUPTI may sample the card's counters, which may hold its clocks."""
     folder: Path | None = None
     """The run's; None: nothing is saved."""
     resume: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from pathlib import Path
 
 from tui3090.dashboard import text
 from tui3090.dashboard.view import View
@@ -17,7 +18,9 @@ def throughput(view: View) -> str:
         return ""
     tokens = sum(r.tokens * r.steps for r in view.recent)
     done, unit = (tokens, "tokens") if tokens else (sum(r.samples * r.steps for r in view.recent), "samples")
-    return f"{text.rounded(done / seconds)} {unit}/s"
+    padding = sum(r.padding * r.steps for r in view.recent)
+    padded = f" ({text.percent(padding / (tokens + padding))} padding)" if padding else ""
+    return f"{text.rounded(done / seconds)} {unit}/s{padded}"
 
 
 def step_time(view: View) -> str:
@@ -45,6 +48,17 @@ def summary(view: View) -> list[str]:
         ("saved", _saved(view)),
     )
     return [f"tui3090: {_ended(view)}", *(f"  {name:<10}  {plain(words)}" for name, words in rows if words)]
+
+
+def ending(view: View, output: Path) -> list[str]:
+    """What the shell is told when a run is over: the summary, or of a run that failed before its first step why."""
+    failed = view.state.state == "failed"
+    lines = summary(view)
+    if failed and view.first_step_time is None:
+        lines = [f"tui3090: {plain(view.state.detail)}"]
+    if failed:
+        lines.append(f"What training printed, tracebacks included, is in {plain(str(output))}")
+    return lines
 
 
 def _ended(view: View) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tui3090.records import Changed, Reading, Record, State, StepRecord
+from tui3090.records import Changed, Reading, Record, Resumed, State, StepRecord
 
 EVERY_STEP = 10_000
 """Steps that have a line each; later lines stand for several."""
@@ -47,7 +47,7 @@ class Thinner:
                 return self._step(record)
             case Reading():
                 return self._reading(record)
-            case Changed() | State():
+            case Changed() | State() | Resumed():
                 return [*self.rest(), record]
         return (record,)
 
@@ -63,7 +63,7 @@ class Thinner:
         if self._steps <= EVERY_STEP:
             return [record]
         due: list[StepRecord] = []
-        if self._group and (record.skipped, record.settings) != (self._group[0].skipped, self._group[0].settings):
+        if self._group and _alike(record) != _alike(self._group[0]):
             due = self._gathered()
         self._group.append(record)
         self._group_s += seconds
@@ -84,6 +84,11 @@ class Thinner:
         return (record,)
 
 
+def _alike(record: StepRecord) -> tuple[str, str, bool]:
+    """What windows that one line stands for have in common."""
+    return record.skipped, record.settings, record.loader_start
+
+
 def _mean(group: Sequence[StepRecord]) -> StepRecord:
     """One record for several windows of the same settings: the last one's counters, the means of what was measured."""
     last, n = group[-1], len(group)
@@ -100,6 +105,7 @@ def _mean(group: Sequence[StepRecord]) -> StepRecord:
         grad_norm=_digits(sum(norms) / len(norms)) if norms else None,
         samples=round(sum(r.samples for r in group) / n),
         tokens=round(sum(r.tokens for r in group) / n),
+        padding=round(sum(r.padding for r in group) / n),
         seconds=_digits(sum(r.seconds for r in group) / n),
         wait_s=_digits(sum(r.wait_s for r in group) / n),
         stall_s=_digits(sum(r.stall_s for r in group) / n),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import fields
+from typing import ClassVar
 
 import pynvml
 import pytest
@@ -208,6 +209,32 @@ def test_a_meter_that_fails_is_told_once_and_the_others_go_on(watching):
     assert [event.text for event in run.events] == ["The allocator meter does not work: RuntimeError: counters gone, 1"]
 
 
+def test_an_alarm_when_the_allocator_had_to_give_its_cache_back(watching, monkeypatch):
+    class Retrying(FakeAllocator):
+        retries = 0
+
+        def read(self):
+            return {**super().read(), "retries": self.retries}
+
+    run, allocator = watching(), Retrying()
+    run.poller.watch("bbbb", allocator)
+    run.until(lambda r: r.retries == 0)
+    assert run.events == []
+    allocator.retries = 3
+    run.until(lambda r: bool(run.events))
+    allocator.retries = 5
+    run.until(lambda r: r.retries == 5)
+    for _ in range(5):
+        run.reading()
+    (event,) = run.events  # not one a reading
+    assert (event.level, event.source) == ("warning", "memory")
+    assert event.text.startswith("The card's memory is full: 3 times torch gave its cache back")
+    monkeypatch.setattr("tui3090.meters.poller.ALARM_S", 0.0)
+    run.poller._retries_due = 0.0
+    run.until(lambda r: len(run.events) == 2)
+    assert ": 2 times torch" in run.events[1].text
+
+
 class TestDuringACapture:
     def test_nothing_is_asked_of_torch_while_the_card_is_still_read(self, watching):
         run, allocator = watching(), FakeAllocator()
@@ -272,3 +299,27 @@ def test_it_needs_neither_torch_nor_textual_and_its_import_is_light():
         "assert not {'torch', 'textual', 'rich'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_counters_are_read_on_the_trainers_card_where_they_were_asked_for(watching, monkeypatch):
+    closed = []
+
+    class Pipe:
+        last: ClassVar = {}
+
+        def read(self, device):
+            return {"tensor_core": device / 4, "tensor_core_source": "CUPTI"}
+
+        def close(self):
+            closed.append(True)
+
+    monkeypatch.setattr("tui3090.meters.counters.PipeMeter", Pipe)
+    allocator = FakeAllocator()
+    allocator.device = 3
+    watched = watching(counters=True)
+    assert watched.reading().tensor_core is None
+    watched.poller.watch("GPU-bbbb", allocator)
+    reading = watched.until(lambda reading: reading.tensor_core is not None)
+    assert (reading.tensor_core, reading.tensor_core_source) == (0.75, "CUPTI")
+    watched.poller.stop()
+    assert closed == [True]

@@ -32,11 +32,13 @@ LOOK_S = 0.5
 """Between two looks at what the source has; each costs, so there are no more than frames."""
 READ_ON_S = 0.02
 """Between two looks at a run folder that gave something: a long run comes in many pieces."""
+SOON_S = 0.05
+"""Until the first look: a run folder has something to show by then."""
 FORCED_S = 5.0
 """How long a forced stop may take before the screen is left all the same."""
 TRAINS = ("training", "evaluating", "stopping")
 """States in which a frame takes time from training."""
-WHILE_ASKED = ("close_dialog", "stop_training", "force", "picture", "repaint", "quit", "help_quit")
+WHILE_ASKED = ("close_dialog", "stop_training", "leave_running", "force", "picture", "repaint", "quit", "help_quit")
 """Actions that a dialog leaves alone; the others' keys do nothing while it is there."""
 
 
@@ -60,8 +62,8 @@ def bindings() -> list[BindingType]:
         ("e", "evaluate", "Evaluate at the end of the step"),
         ("s", "save", "Save at the end of the step"),
         ("b", "go_back", "While paused: back to the last good save"),
-        ("r", "later('Profiled Tensor Core readings')", "Read the Tensor Cores"),
-        ("d", "later('Leaving it running')", "Leave it running"),
+        ("r", "profile", "Read the Tensor Cores with the next step"),
+        ("m", "measure_activations", "Measure with the next step what each layer keeps for backward"),
         ("u", "undo", "Undo the last change"),
         ("escape", "cancel", "Cancel what is pending; leave a zoomed panel"),
         ("n", "lock", "Lock the keys"),
@@ -122,6 +124,7 @@ class Dashboard(App[int]):
     def _start(self) -> None:
         self._source.start()
         self._governor.excuse()
+        self.set_timer(SOON_S, self._look)
         self.set_interval(LOOK_S, self._look)
 
     def _now(self) -> float:
@@ -143,7 +146,7 @@ class Dashboard(App[int]):
         if self._output is not None:
             view.printed(self._output.read(), self._clock() if view.live else None)
             view.unfinished = self._output.unfinished
-        if view.over and not was_over and self._source.live:
+        if view.over and not was_over and not self._source.read_only:
             self.bell()
         if view.over and view.stop_asked:
             self.exit(0)
@@ -235,6 +238,16 @@ class Dashboard(App[int]):
         self._keys.evaluate()
         self._answer()
 
+    def action_profile(self) -> None:
+        """Read the Tensor Cores."""
+        self._keys.profile()
+        self._answer()
+
+    def action_measure_activations(self) -> None:
+        """Measure the activations by layer."""
+        self._keys.measure_activations()
+        self._answer()
+
     def action_save(self) -> None:
         """Save at the end of the step."""
         self._keys.save()
@@ -243,11 +256,6 @@ class Dashboard(App[int]):
     def action_go_back(self) -> None:
         """While paused: back to the last good save."""
         self._keys.go_back()
-        self._answer()
-
-    def action_later(self, what: str) -> None:
-        """A key whose place is there already."""
-        self._keys.later(what)
         self._answer()
 
     def action_lock(self) -> None:
@@ -297,8 +305,8 @@ class Dashboard(App[int]):
 
     async def action_quit(self) -> None:
         """`ctrl+q`: ask whether to stop training; where there is nothing to stop, leave."""
-        if self._view.over or not self._source.live:
-            self.exit(0)
+        if self._view.over or self._source.read_only:
+            self.action_leave_running()
         elif not isinstance(self._dialog, QuitDialog):
             await self.action_close_dialog()
             await self._open(QuitDialog())
@@ -311,6 +319,11 @@ class Dashboard(App[int]):
         """Stop at the end of the step, then leave."""
         self._keys.stop()
         await self.action_close_dialog()
+
+    def action_leave_running(self) -> None:
+        """Close the screen; training, if there is any, goes on."""
+        self._view.left = True
+        self.exit(0)
 
     def action_force(self) -> None:
         """Stop now, and leave even when training does not."""

@@ -18,19 +18,16 @@ from torch.utils.checkpoint import checkpoint
 from tui3090.meters.flops import recompute_context
 from tui3090.rewind import forward_state
 from tui3090.settings import Settings
+from tui3090.techniques.blocks import forward_replaced, no_key_value_cache
 
 if TYPE_CHECKING:
     from tui3090.techniques import Machine
 
 
 def unavailable(machine: Machine, settings: Settings) -> str | None:
-    """It needs blocks to cut at, and for a captured step a torch that can rewind random offsets in a capture."""
-    if not settings.checkpointing:
-        return None
-    if not machine.blocks:
+    """It needs blocks to cut at."""
+    if settings.checkpointing and not machine.blocks:
         return "The model has no list of two or more equal blocks to cut at: give Recipe(blocks=[...])."
-    if settings.graph and machine.torch_version < (2, 10):
-        return "Checkpointing inside graph replay needs torch 2.10 or newer: its dropout would differ."
     return None
 
 
@@ -56,19 +53,10 @@ def checkpointed(model: nn.Module, blocks: Sequence[nn.Module], every: int) -> I
         yield
         return
     with ExitStack() as undo:
-        for config in _caching(model):  # a key-value cache can't be filled twice
-            undo.callback(setattr, config, "use_cache", True)
-            config.use_cache = False
+        undo.enter_context(no_key_value_cache(model))
         for block in blocks[::every]:
-            block.forward = _recomputed(block)
-            undo.callback(delattr, block, "forward")
+            undo.enter_context(forward_replaced(block, _recomputed(block)))
         yield
-
-
-def _caching(model: nn.Module) -> list[Any]:
-    """The configs that ask for a key-value cache: of a model of transformers, and of its parts that have their own."""
-    configs = {id(config): config for module in model.modules() if (config := vars(module).get("config")) is not None}
-    return [config for config in configs.values() if getattr(config, "use_cache", False)]
 
 
 def _recomputed(block: nn.Module) -> Callable[..., Any]:

@@ -83,7 +83,7 @@ class Replay:
         self._update_captures = 0
         self._eager_updates, self._outside_told = 0, False
         self.pool_bytes = 0
-        """What the captures took from the allocator."""
+        """What the graphs keep for their activations and no tensor holds: reserved by the allocator, not allocated."""
         self.given_up = ""
         """Why no capture is tried any more, a sentence; empty: they are."""
 
@@ -136,9 +136,12 @@ class Replay:
             self.make_room()
             self.step.accumulate(micro, share, first)
             return
+        self.step.mark("copy")
         self.step.set_share(share)
         _fill(capture.static, micro.batch if micro.ready is None else self.step.place(micro))
+        self.step.mark("graph")
         (capture.first if first else capture.next).replay()
+        self.step.mark("other")
 
     def update(self) -> None:
         """As `Step.update`."""
@@ -184,6 +187,15 @@ class Replay:
         """Whether this micro-batch would run by replay."""
         return self._key(micro) in self._captures
 
+    def captures(self, micro_batches: Sequence[MicroBatch]) -> bool:
+        """Whether running these would capture something first."""
+        keys = {self._key(micro) for micro in micro_batches}
+        new = keys - self._captures.keys() - self._refused
+        if not self.given_up and len(self._captures) < SHAPES and new & self._seen.keys():
+            return True
+        update = self._key_of_update()
+        return bool(update) and update == self._update_key and self._update is None
+
     # keys: everything that a kernel could see
 
     def _key(self, micro: MicroBatch) -> Key:
@@ -194,7 +206,8 @@ class Replay:
             (path, tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (path, repr(leaf))
             for path, leaf in leaves(micro.batch)
         )
-        return (settings.amp, settings.checkpointing, settings.tf32, self.step.model.training, shapes)
+        kernels = (settings.amp, settings.checkpointing, settings.tf32, settings.compile)
+        return (*kernels, self.step.model.training, shapes)
 
     def _key_of_update(self) -> Key:
         """Empty: the update can't be captured, for its optimizer decides on the host or runs hooks of the recipe's."""
@@ -231,7 +244,6 @@ class Replay:
     def _capture(self, micro: MicroBatch, earlier: MicroBatch) -> _Capture:
         """Both graphs of a key, checked: replay must give the loss and gradient norm that eager gave on two batches."""
         step, device = self.step, self.step.device
-        reserved = torch.cuda.memory_reserved(device)
         batches = [step.place(micro), step.place(earlier)]
         static = _copy(batches[0])
         step.set_share(1.0)
@@ -251,8 +263,16 @@ class Replay:
                 _fill(static, batch)
                 capture.first.replay()
                 self._compare(wanted)
-        self.pool_bytes += max(0, torch.cuda.memory_reserved(device) - reserved)
+        self._measure_pool()
         return capture
+
+    def _measure_pool(self) -> None:
+        """By the allocator's list of segments, which is too long to be read often."""
+        self.pool_bytes = sum(
+            segment["total_size"] - segment["allocated_size"]
+            for segment in torch.cuda.memory_snapshot()
+            if tuple(segment["segment_pool_id"]) == tuple(self._pool)
+        )
 
     def _eager(self, batch: Any, rewind: Callable[[], None], masks: MaskAnswers) -> Tensor:
         rewind()
@@ -288,11 +308,13 @@ class Replay:
 
     def _capture_update(self) -> torch.cuda.CUDAGraph | None:
         try:
-            return self._record(self.step.apply)
+            update = self._record(self.step.apply)
         except Exception as error:
             self._update_captures, self._outside_told = ATTEMPTS, True
             self._say(f"the optimizer's step runs outside the graph: {_reason(error)}")
             return None
+        self._measure_pool()
+        return update
 
 
 @contextmanager
