@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,14 +114,23 @@ def _write(folder: RunFolder, hours: float, rate: float) -> None:
 def _show(folder: RunFolder, where: Path) -> None:
     """Open it with the installed command, without a terminal and in one."""
     command = [sys.executable, "-m", "tui3090", "show", str(folder.path)]
-    took = []
-    for _ in range(5):
-        began = time.perf_counter()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-        took.append(time.perf_counter() - began)
-    print(f"tui3090 show | cat: {min(took):.2f} to {max(took):.2f} s", flush=True)
-    took = [_on_screen(where, " ".join(command)) for _ in range(5)]
-    print(f"tui3090 show in a terminal, until its end is on the screen: {min(took):.2f} to {max(took):.2f} s")
+    print("five times each, seconds: " + _five("show | cat", lambda: _piped(command)), flush=True)
+    print(_five("show in a terminal, until its end is on the screen", lambda: _on_screen(where, " ".join(command))))
+
+
+def _five(what: str, once: Callable[[], float]) -> str:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    took = [once() for _ in range(5)]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / 5
+    return f"{what}: {min(took):.2f} to {max(took):.2f}, of CPU time {cpu:.2f}"
+
+
+def _piped(command: list[str]) -> float:
+    """Seconds that the command takes where there is no terminal."""
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    return time.perf_counter() - began
 
 
 def _on_screen(where: Path, command: str) -> float:
