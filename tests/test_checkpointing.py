@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.conftest import Train
 from tests.reference import Blocks, loss_of, samples
 from tui3090.recipe import Recipe
-from tui3090.records import StepRecord
+from tui3090.records import Change, StepRecord
 from tui3090.settings import Settings
 from tui3090.techniques import checkpointing
 from tui3090.techniques.checkpointing import checkpointed, find_blocks
@@ -180,6 +180,53 @@ def test_running_statistics_of_instance_norms_see_a_batch_once(train: Train) -> 
     plain, ran = train(recipe()), train(recipe(), settings=Settings(checkpointing=1))
     assert ran.losses == plain.losses
     assert ran.weights["blocks.0.1.running_mean"].any()
+    for name, value in ran.weights.items():
+        assert torch.equal(value, plain.weights[name]), name
+
+
+class Spectral(nn.Module):
+    """Blocks whose weight is divided by a norm that each forward estimates better, and a table that all read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.linspace(0.5, 1.5, 16)
+        self.blocks = nn.ModuleList(SpectralBlock(table) for _ in range(4))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, 16] -> [batch, 4]."""
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class SpectralBlock(nn.Module):
+    """Its buffers change in a forward pass, all but the table."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.linear = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
+        self.register_buffer("table", table)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, 16] -> [batch, 16]."""
+        self.seen.add_(1)
+        return torch.tanh(self.linear(x * self.table)) / self.seen
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_block_with_a_state_of_its_own_begins_its_recomputation_where_its_forward_began(
+    train: Train, every: int
+) -> None:
+    def recipe() -> Recipe:
+        torch.manual_seed(0)
+        return Recipe(model=Spectral(), train_data=samples(24), loss=loss_of, batch_size=4)
+
+    plain, ran = train(recipe()), train(recipe(), {2: [Change("checkpointing", every)]})
+    assert ran.status == 0, ran.records[-1]
+    assert ran.losses == plain.losses
+    assert int(ran.weights["blocks.0.seen"]) == 6
     for name, value in ran.weights.items():
         assert torch.equal(value, plain.weights[name]), name
 

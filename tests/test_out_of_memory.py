@@ -15,6 +15,7 @@ from tests.conftest import Ran, Train
 from tests.reference import Blocks, loss_of, samples
 from tui3090.recipe import Recipe
 from tui3090.records import Change, Changed, Event, Started, StepRecord
+from tui3090.rewind import Rewind
 from tui3090.settings import Settings
 
 
@@ -96,6 +97,20 @@ def test_random_state_and_running_statistics_are_as_if_the_window_had_not_begun(
     plain = train(recipe(dropout=0.3, batch_size=1))
     same(ran, plain, 0)
     assert [(c.technique, c.new) for c in ran.of(Changed)] == [("checkpointing", 1)]
+
+
+def test_what_a_forward_leaves_in_a_model_is_undone() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.BatchNorm1d(8), nn.Dropout(0.5))
+    rewind = Rewind(model, torch.device("cpu"))
+    model(torch.randn(5, 8))
+    rewind.mark()
+    marked = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    x = torch.ones(5, 8)
+    first = model(x)
+    assert not any(torch.equal(buffer, marked[name]) for name, buffer in model.named_buffers())
+    rewind.back()
+    assert all(torch.equal(buffer, marked[name]) for name, buffer in model.named_buffers())
+    assert torch.equal(model(x), first)
 
 
 def test_batch_norm_sees_a_failed_window_once(train: Train) -> None:

@@ -14,6 +14,8 @@ from torch.utils.data import Dataset
 from tests.conftest import Train
 from tests.dashboard.views import NOW, started, texts, view
 from tui3090.dashboard.panels import step as panel
+from tui3090.feed import Window
+from tui3090.ledger import Running
 from tui3090.recipe import Recipe
 from tui3090.records import StepRecord
 from tui3090.settings import Settings
@@ -34,14 +36,14 @@ class Slow(Dataset[torch.Tensor]):
         return torch.ones(2)
 
 
-def steps(train: Train, data: Slow, step_s: float, workers: int) -> list[StepRecord]:
+def steps(train: Train, data: Slow, step_s: float, workers: int, epochs: int = 1) -> list[StepRecord]:
     """A run of one sample a step, each of which takes `step_s`."""
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         time.sleep(step_s)
         return model(batch).pow(2).mean()
 
-    recipe = Recipe(model=nn.Linear(2, 1), train_data=data, loss=loss, batch_size=1, shuffle=False)
+    recipe = Recipe(model=nn.Linear(2, 1), train_data=data, loss=loss, batch_size=1, shuffle=False, epochs=epochs)
     ran = train(recipe, settings=Settings(workers=workers))
     assert ran.status == 0
     return ran.of(StepRecord)
@@ -67,4 +69,52 @@ def test_a_burst_shows_as_the_worst_beside_the_mean(train: Train) -> None:
     mean = 100 * sum(r.stall_s for r in records) / sum(r.seconds for r in records)
     assert mean < 50
     legend = texts(panel.rows(seen, 96, 4, NOW))[2]
-    assert legend.startswith(f"▒ data stall {mean:.0f} %, worst {100 * max(shares):.0f} %")
+    assert legend.startswith(f"data stall {mean:.0f} %, worst {100 * max(shares):.0f} %")
+
+
+def test_workers_that_start_are_told_apart(train: Train) -> None:
+    records = steps(train, Slow(4, 0.0), 0.0, workers=1, epochs=3)
+    assert [record.loader_start for record in records] == [True, False, False, False] * 3
+    # without workers only the run's first batch is, which was fetched before the run's first window
+    records = steps(train, Slow(4, 0.0), 0.0, workers=0, epochs=3)
+    assert [record.loader_start for record in records] == [True] + [False] * 11
+
+
+class At:
+    """A CUDA event that came at a known time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def elapsed_time(self, other: At) -> float:
+        return (other.seconds - self.seconds) * 1000
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "idle_s", "loader_start", "stall_s"),
+    [
+        (0.3, 0.2, False, 0.2),  # hidden in part: the device had work for the first 0.1 s of the wait
+        (0.3, 0.0, False, 0.0),  # all of it hidden
+        (0.001, 0.2, False, 0.001),  # idle, but not for want of data
+        (0.3, -1e-6, False, 0.0),
+        (0.3, None, False, 0.0),  # something else came between: nobody knows
+        (0.3, None, True, 0.3),  # nothing was in flight while workers started
+    ],
+)
+def test_on_a_card_it_is_the_wait_or_the_idle_time_whichever_is_less(
+    wait_s: float, idle_s: float | None, loader_start: bool, stall_s: float
+) -> None:
+    running: Any = Running(
+        window=Window([], wait_s, loader_start),
+        in_flight=None,
+        settings=Settings(),
+        lr=0.0,
+        epoch=0.0,
+        began=0.0,
+        begin=At(1.0 + (idle_s or 0.0)),  # type: ignore[arg-type]
+        before=None if idle_s is None else At(1.0),  # type: ignore[arg-type]
+        flops=None,
+        replayed=False,
+        sample=None,
+    )
+    assert running.stall_s == pytest.approx(stall_s)

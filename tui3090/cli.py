@@ -1,4 +1,4 @@
-"""The commands: `tui3090 run`, `show` and `new`. Nothing heavy is imported before it is needed."""
+"""The commands: `tui3090 run`, `fit`, `show`, `new` and `doctor`. Nothing heavy is imported before it is needed."""
 
 from __future__ import annotations
 
@@ -53,14 +53,6 @@ class Version(argparse.Action):
         parser.exit()
 
 
-class NotInThisVersion(argparse.Action):
-    """An option that is known and does not exist yet."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        """Raise UsageError."""
-        raise UsageError(f"{self.option_strings[0]} is not in this version: leave it out")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out the command line (sys.argv without the program's name when `argv` is None); the exit status."""
     _open_standard_descriptors()
@@ -74,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         ours, recipe_argv = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
         arguments, unknown = parser.parse_known_args(ours)
         if unknown:
-            hint = ", and put options of the train.py after --" if arguments.command == run else ""
+            hint = ", and put options of the train.py after --" if arguments.command in (run, fit) else ""
             raise UsageError(f"there is nothing called {unknown[0]} here: see tui3090 --help{hint}")
-        if recipe_argv and arguments.command != run:
-            raise UsageError("only tui3090 run takes options of a train.py after --")
+        if recipe_argv and arguments.command not in (run, fit):
+            raise UsageError("only tui3090 run and fit take options of a train.py after --")
         arguments.recipe_argv = recipe_argv
         status: int = arguments.command(arguments)
     except (UsageError, RecipeError, RunFolderError) as error:
@@ -99,6 +91,7 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action=Version, help="say which version this is")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands.add_parser("run", help="train, with the dashboard", allow_abbrev=False))
+    _add_fit(commands.add_parser("fit", help="measure what fits the card, and how fast it is", allow_abbrev=False))
     show_parser = commands.add_parser("show", help="look at a run, while it goes on or afterwards", allow_abbrev=False)
     show_parser.add_argument(
         "runs",
@@ -112,7 +105,19 @@ def make_parser() -> Parser:
     show_parser.set_defaults(command=show)
     new_parser = commands.add_parser("new", help="write a commented train.py to start from", allow_abbrev=False)
     new_parser.add_argument("file", type=Path, help="the file to write, e.g. train.py")
+    new_parser.add_argument(
+        "--from", dest="source", metavar="NAME", help="copy a bundled recipe: bert, gpt2, lora, gpt"
+    )
     new_parser.set_defaults(command=new)
+    doctor_parser = commands.add_parser(
+        "doctor", help="say what this machine offers, and what each missing thing costs", allow_abbrev=False
+    )
+    doctor_parser.add_argument(
+        "--counters",
+        action="store_true",
+        help="check CUPTI's counters against known matmuls on the card (some seconds; not yet verified on hardware)",
+    )
+    doctor_parser.set_defaults(command=doctor)
     return parser
 
 
@@ -128,6 +133,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vram", type=_positive, metavar="GIB", help="cap torch's memory on the card, e.g. at 24")
     parser.add_argument("--steps", type=_at_least(1), metavar="N", help="end after N optimizer steps")
     parser.add_argument("--seed", type=_at_least(0), metavar="N", help="of order, data and dropout (default: recipe's)")
+    parser.add_argument(
+        "--counters",
+        action="store_true",
+        help="sample the Tensor Cores by CUPTI; may hold the card's clocks, and not yet verified on hardware",
+    )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder (default: runs/<date>-<name>)")
     parser.add_argument("--headless", action="store_true", help="plain lines instead of the dashboard")
     parser.add_argument("--exit", action="store_true", help="leave the dashboard when the run is over")
@@ -137,6 +147,20 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="a shell command for the run's end, the first nan, a pause by itself, a stall: $TUI3090_EVENT and others",
     )
     parser.set_defaults(command=run)
+
+
+def _add_fit(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "tui3090 fit TRAIN.PY or NAME [options] [-- RECIPE OPTIONS]"
+    parser.description = (
+        "Measure memory and speed of batch sizes with and without AMP, checkpointing and graph replay: a table, and "
+        "the command that starts the fastest combination that fits. The batch size doubles from 1, or from the "
+        "train.py's --batch-size where it is given after --."
+    )
+    parser.add_argument("recipe", help="a train.py, or a bundled recipe")
+    parser.add_argument("--device", type=_device, metavar="cpu|cuda:N", help="default: the freest card")
+    parser.add_argument("--vram", type=_positive, metavar="GIB", help="cap torch's memory on the card, e.g. at 24")
+    parser.add_argument("--json", action="store_true", help="the table as a JSON object")
+    parser.set_defaults(command=fit)
 
 
 def _add_saves(group: argparse._ArgumentGroup) -> None:
@@ -173,9 +197,7 @@ def _add_saves(group: argparse._ArgumentGroup) -> None:
 
 def _add_technique(group: argparse._ArgumentGroup, technique: Technique) -> None:
     flag = f"--{technique.name}"
-    if technique.later:
-        group.add_argument(flag, action=NotInThisVersion, nargs=0, default=None, help="not in this version")
-    elif isinstance(technique.values[0], bool):
+    if isinstance(technique.values[0], bool):
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=technique.sentence)
     else:
         group.add_argument(flag, type=_value_of(technique), metavar=technique.option, help=technique.sentence)
@@ -235,7 +257,6 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         plan = _plan(arguments, path)
         folder = RunFolder.create(plan.name, arguments.run_dir)
-    plan = replace(plan, folder=folder.path)
     guardian = 0
     if not arguments.headless and (terminal := open_terminal()) is not None:
         # before anything heavy is imported: it stays as small as the interpreter is now
@@ -247,6 +268,19 @@ def run(arguments: argparse.Namespace) -> int:
     from tui3090.session import Session
 
     return Session(plan, folder, arguments.headless, arguments.exit, guardian, arguments.notify or "").run()
+
+
+def fit(arguments: argparse.Namespace) -> int:
+    """`tui3090 fit`: measure what fits."""
+    path = _recipe_path(arguments.recipe)
+    if {"-h", "--help"} & set(arguments.recipe_argv):
+        print(options_help(path), end="")
+        return 0
+    from tui3090.fit.command import run_fit
+    from tui3090.fit.table import Asked
+
+    asked = Asked(arguments.recipe, tuple(arguments.recipe_argv), arguments.device or "", arguments.vram)
+    return run_fit(asked, path, arguments.json)
 
 
 def _resumed(arguments: argparse.Namespace) -> tuple[RunPlan, RunFolder]:
@@ -331,9 +365,16 @@ def show(arguments: argparse.Namespace) -> int:
 
 def new(arguments: argparse.Namespace) -> int:
     """`tui3090 new`: write a train.py."""
-    new_file(arguments.file)
+    new_file(arguments.file, *([bundled(arguments.source)] if arguments.source is not None else []))
     print(f"Wrote {harmless(str(arguments.file))}: start it with tui3090 run {shlex.quote(str(arguments.file))}")
     return 0
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """`tui3090 doctor`: say what this machine offers."""
+    from tui3090.doctor import doctor as examine
+
+    return examine(arguments.counters)
 
 
 def _recipe_path(given: str) -> Path:
@@ -356,6 +397,7 @@ def _plan(arguments: argparse.Namespace, path: Path) -> RunPlan:
         vram_gib=arguments.vram,
         steps=arguments.steps,
         seed=arguments.seed,
+        counters=arguments.counters,
         optimizer_state=arguments.optimizer_state,
         save_minutes=arguments.save_minutes,
         save_steps=arguments.save_steps,

@@ -28,7 +28,7 @@ from torch.utils.data import (
 )
 
 from tui3090 import shm
-from tui3090.recipe import Recipe, RecipeError, default_loss, samples_in, tokens_in, weigh
+from tui3090.recipe import Recipe, RecipeError, default_loss, padding_in, samples_in, tokens_in, weigh
 from tui3090.sampling import DATA, ORDER, IndexPlan, OwnStream, SeededCollate, SeededDataset, mix
 
 
@@ -43,6 +43,8 @@ class MicroBatch:
     samples: int
     tokens: int
     """Without padding; 0 where the data has none."""
+    padding: int = 0
+    """Tokens of padding beside them."""
     indices: torch.Tensor | None = None
     """[samples], int64: which ones of the dataset; None: an iterable dataset's."""
     ready: torch.cuda.Event | None = None
@@ -56,6 +58,8 @@ class Window:
     micro_batches: list[MicroBatch]
     wait_s: float
     """The host's wait for the loader, seconds."""
+    loader_start: bool = False
+    """The first of a loader whose workers had to start."""
 
     @property
     def weighed(self) -> list[MicroBatch]:
@@ -113,7 +117,7 @@ class Feed:
         self.dataset: Any = source.dataset if isinstance(source, DataLoader) else source
         self.indexed = not isinstance(self.dataset, IterableDataset)
         given = self._loader_given
-        self.batch_size = given.batch_size or 1 if given is not None else recipe.batch_size
+        self.batch_size = _batch_size(given) if given is not None else recipe.batch_size
         """Samples in a micro-batch at the most; halved when the card's memory is full."""
         self._collate = recipe.collate_fn or (given.collate_fn if given is not None else default_collate)
         self._plan: IndexPlan | None = None
@@ -123,6 +127,7 @@ class Feed:
         self._own_stream: OwnStream | None = None
         self._side: torch.cuda.Stream | None = None
         self._waited = 0.0
+        self._starting = False
         self.whole_batch = self.batch_size
         """The recipe's `batch_size`."""
         self._halved = False
@@ -237,6 +242,7 @@ class Feed:
                 break
             micro_batches.append(micro)
         waited, self._waited = self._waited, 0.0
+        starting, self._starting = self._starting, False
         if not micro_batches:
             return None
         self.taken += sum(micro.samples for micro in micro_batches)
@@ -247,7 +253,7 @@ class Feed:
                 f"train_data gives more samples than the {len(self.dataset)} of its length{copies}. How long the run "
                 "is can't be told. Share its samples out by torch.utils.data.get_worker_info(), or use --workers 0."
             )
-        return Window(micro_batches, waited)
+        return Window(micro_batches, waited, starting)
 
     @property
     def parts(self) -> int:
@@ -270,7 +276,7 @@ class Feed:
         ]
         self._plan = self._plan.at_most(self.batch_size)
         self._restart()
-        return Window(micro_batches, window.wait_s)
+        return Window(micro_batches, window.wait_s, window.loader_start)
 
     def _collated_again(self, indices: torch.Tensor) -> MicroBatch:
         samples = self._seeded_dataset().__getitems__(indices.tolist())
@@ -332,11 +338,11 @@ class Feed:
             self._shm_told = self.workers
 
     def _micro_batch(self, batch: Any, indices: torch.Tensor | None) -> MicroBatch:
-        weight, tokens = weigh(self._recipe, batch), tokens_in(batch)
+        weight, tokens, padding = weigh(self._recipe, batch), tokens_in(batch), padding_in(batch)
         samples = len(indices) if indices is not None else samples_in(batch)  # the plan knows, whatever collate did
         if self._recipe.loss is default_loss:
             batch = _without_full_mask(batch)
-        return MicroBatch(batch, weight, samples, tokens, indices)
+        return MicroBatch(batch, weight, samples, tokens, padding, indices)
 
     def _seeded_dataset(self) -> SeededDataset:
         return SeededDataset(self.dataset, mix(self.seed, DATA, self.epoch))
@@ -344,6 +350,8 @@ class Feed:
     def _restart(self) -> None:
         """A new loader for what the windows have not taken; what was prepared ahead is fetched again."""
         self.close()
+        # the run's first batch is fetched before there is a window whose time its wait could be a share of
+        self._starting = bool(self.workers) or not (self.epoch or self.taken)
         common: dict[str, Any] = {
             "num_workers": self.workers,
             "pin_memory": self._device.type == "cuda",
@@ -402,6 +410,12 @@ def _is_workers_death(error: Exception) -> bool:
     return isinstance(error, (OSError, EOFError)) or any(
         w in str(error) for w in ("DataLoader worker", "shared memory")
     )
+
+
+def _batch_size(loader: DataLoader[Any]) -> int:
+    """A loader's own, or what its batch sampler says of itself; 1: it says nothing."""
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", 1)
+    return size if isinstance(size, int) and size > 0 else 1
 
 
 def _without_full_mask(batch: Any) -> Any:

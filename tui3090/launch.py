@@ -50,7 +50,7 @@ class TrainerThread(threading.Thread):
 
 def start_trainer(plan: RunPlan, commands: Commands, emit: Callable[[Record], None]) -> TrainerThread:
     """Start the poller, which needs no torch, and the training thread."""
-    poller = Poller(emit, device=plan.device)
+    poller = Poller(emit, device=plan.device, counters=plan.counters)
     poller.start()
     thread = TrainerThread(plan, commands, emit, poller)
     thread.start()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from tui3090.records import Change, Command, Reading, Record, StepRecord, Stop, Withdraw
+from tui3090.gains import Gains
+from tui3090.records import Change, Command, Phases, Reading, Record, StepRecord, Stop, Withdraw
 from tui3090.runlog import RunLog
 
 MAILBOX = 64
@@ -90,7 +91,8 @@ class Outlet:
     """Takes the trainer's and the poller's records to the run log, which loses nothing, and to a watcher.
 
     The watcher's queue is bounded: step records and readings that it had no time for are dropped, oldest first, so that
-    a stalled terminal never holds training or the log. Other records are few and are kept.
+    a stalled terminal never holds training or the log. Other records are few and are kept. The gains that the records
+    complete are records too, so that a run without a screen has them in its log.
     """
 
     def __init__(self, log: RunLog | None = None) -> None:
@@ -99,15 +101,29 @@ class Outlet:
         self._kept: deque[tuple[int, Record]] = deque()
         self._repeating: deque[tuple[int, Record]] = deque(maxlen=QUEUED)
         self._count = 0
+        self._gains = Gains()
+        if log is not None:
+            log.tell = self._show
 
     def emit(self, record: Record) -> None:
-        """Pass a record on; never waits."""
-        if self._log is not None:
-            self._log.put(record)
+        """Pass a record on, and the gain that it completes; never waits for long."""
         with self._lock:
-            self._count += 1
-            queue = self._repeating if isinstance(record, (StepRecord, Reading)) else self._kept
-            queue.append((self._count, record))
+            gain = self._gains.absorb(record)
+            for each in (record, gain):
+                if each is not None:
+                    if self._log is not None:
+                        self._log.put(each)
+                    self._queue(each)
+
+    def _show(self, record: Record) -> None:
+        """Pass on what the log itself has to tell."""
+        with self._lock:
+            self._queue(record)
+
+    def _queue(self, record: Record) -> None:
+        self._count += 1
+        queue = self._repeating if isinstance(record, (StepRecord, Reading, Phases)) else self._kept
+        queue.append((self._count, record))
 
     def drain(self) -> list[Record]:
         """The records since the last call, in the order in which they were emitted."""

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ class Session:
         self._notify = notify
         self._notifier: Notifier | None = None
         self._where = Path.cwd()  # a train.py may go elsewhere
-        self._plan = plan
+        self._plan = replace(plan, folder=folder.path.absolute())
         self._folder = folder
         self._headless = headless
         self._leave_when_over = leave_when_over
@@ -65,12 +66,14 @@ class Session:
         self._interrupts = Interrupts()
         self._force_at: float | None = None
         self._problem = ""
+        self._output = OutputLog(folder.output)
+        self._output_problem = ""
 
     def run(self) -> int:
         """Train until the run is over or left; the exit status. Where training can't be stopped, ends the process."""
         terminal = None if self._headless else open_terminal()
         try:
-            with OutputLog(self._folder.output) as output:
+            with self._output as output:
                 if terminal is None or not self._on_screen(terminal, output):
                     out = PlainOutput(output.stdout)
                     if terminal is not None and (self._view.left or terminal.gone):
@@ -165,8 +168,8 @@ class Session:
     def _recall(self) -> None:
         """Show what the run was before: its curve goes on. Its states and times are of a process that is gone."""
         reader = RecordReader(self._folder.records)
-        while records := reader.read():
-            self._view.absorb(record for record in records if not isinstance(record, State))
+        while not reader.at_end:
+            self._view.absorb(record for record in reader.read() if not isinstance(record, State))
         self._view.first_time = self._view.first_step_time = None
         self._view.recent.clear()
 
@@ -199,6 +202,7 @@ class Session:
         while not self._nothing_more_to_see():
             if left.wait(0.1):
                 return
+            self._look_at_output()
         app.exit()
         if self._interrupts.first is not None and not left.wait(LEFT_S):
             terminal.give_up()
@@ -221,6 +225,7 @@ class Session:
         reporter = Reporter(self._view)
         while True:
             over = not self._trainer.is_alive()
+            self._look_at_output()
             for line in reporter.lines(self._outlet.drain()):
                 out.say(line)
             if over or (self._interrupted() and self._forced()):
@@ -277,12 +282,24 @@ class Session:
         try:
             with self._noting:
                 RunFolder(self._where / self._folder.path).write_info(**changes)
+            self._problem = ""
         except OSError as error:
             self._problem = f"run.json can't be written: {error.strerror}."
+            self._tell(self._problem)
+
+    def _look_at_output(self) -> None:
+        """Tell of an output.log that the disk does not take, and when it does again."""
+        problem = self._output.problem
+        if problem != self._output_problem:
+            self._output_problem = problem
+            self._tell(problem or f"output.log is written again: {self._output.lost:,} bytes are lost.")
+
+    def _tell(self, sentence: str) -> None:
+        self._outlet.emit(Event(time=time.time(), level="warning", source="run", text=sentence))
 
     def _say_how_it_ended(self, status: int) -> None:
         lines = ending(self._view, self._folder.output)
-        lines += [plain(problem) for problem in (self._problem, self._log.problem) if problem]
+        lines += [plain(problem) for problem in (self._problem, self._log.problem, self._output.problem) if problem]
         out = PlainOutput(2 if status == 2 else 1)
         for line in lines:
             out.say(line, patience_s=1.0)

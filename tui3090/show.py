@@ -20,6 +20,14 @@ from tui3090.summary import ending, summary
 
 HUNG_UP = 129
 """128 + SIGHUP."""
+LONGEST_NAME = 200
+"""Characters of a run's name that are shown."""
+
+
+def name_of(folder: RunFolder) -> str:
+    """The run's name by its run.json, else the folder's."""
+    name = folder.read_info().get("name")
+    return name[:LONGEST_NAME] if isinstance(name, str) else folder.path.name
 
 
 def find(run: Path | None) -> RunFolder:
@@ -92,17 +100,12 @@ def show(folders: Sequence[RunFolder], status: int | None = None) -> int:
     return HUNG_UP if terminal.gone else app.return_code or status or 0
 
 
-def name_of(folder: RunFolder) -> str:
-    """The run's name on screen."""
-    return str(folder.read_info().get("name", folder.path.name))
-
-
 def view_at_end(folder: RunFolder) -> View:
     """A view of all that the run has logged."""
     view = View(name=name_of(folder), folder=_near(folder.path), live=False)
     reader = RecordReader(folder.records)
-    while records := reader.read():
-        view.absorb(records)
+    while not reader.at_end:
+        view.absorb(reader.read())
     return view
 
 

@@ -7,10 +7,12 @@ window; what a key asked for comes into force at the next one.
 from __future__ import annotations
 
 import gc
+import shutil
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -19,6 +21,7 @@ from tui3090.evaluation import evaluate
 from tui3090.feed import Window
 from tui3090.ledger import FlopTally, Ledger, Running
 from tui3090.link import Commands
+from tui3090.looks import Looks
 from tui3090.meters.allocator import Allocator, held_by
 from tui3090.meters.poller import Poller
 from tui3090.meters.unmoved import Unmoved
@@ -32,7 +35,9 @@ from tui3090.records import (
     Event,
     GoBack,
     MakeSave,
+    MeasureActivations,
     Pause,
+    Profile,
     Record,
     Refused,
     Resumed,
@@ -50,12 +55,13 @@ from tui3090.shortage import way_out
 from tui3090.source import describe
 from tui3090.step import Step
 from tui3090.techniques import reason_unavailable, refusal
+from tui3090.techniques.compile import why_failed
 from tui3090.techniques.graph import Replay
 from tui3090.watchdog import Gradients, Watchdog
 
-KERNELS = ("amp", "checkpointing", "tf32", "graph")
+KERNELS = ("amp", "checkpointing", "tf32", "graph", "compile")
 """Techniques that change which kernels a step runs: graphs captured before are of no use afterwards."""
-SAVES_MEMORY = ("amp", "checkpointing")
+SAVES_MEMORY = ("amp", "checkpointing", "compile", "offload")
 """Techniques after whose change the allocator should give back what it holds for the step as it was."""
 
 
@@ -98,13 +104,14 @@ class Trainer:
         try:
             self.job = assemble(self._plan, self._emit)
             self._begin()
-            self._train()
-            self._last_save("the end")
-            self._state("finished", f"after {self.step} steps")
-            return 0
-        except Stopped:
-            self._last_save("stopped")
-            self._state("stopped", f"by you, after {self.step} steps")
+            try:
+                self._train()
+                ended = "finished", f"after {self.step} steps"
+            except Stopped:
+                ended = "stopped", f"by you, after {self.step} steps"
+            self._last_save("the end" if ended[0] == "finished" else "stopped")
+            self._export()
+            self._state(*ended)
             return 0
         except Diverged as error:
             self._last_save("diverged")
@@ -132,15 +139,34 @@ class Trainer:
             if hasattr(self, "job"):
                 self.job.feed.close()
 
+    def _export(self) -> None:
+        """What was learned, by the recipe's own `export`, into `result` of the run's folder: whole or not at all."""
+        export, folder = self.job.recipe.export, self._plan.folder
+        if export is None or folder is None or not self.step or self._commands.stop_now.is_set():
+            return
+        unfinished, result = folder / "result.unfinished", folder / "result"
+        for earlier in (unfinished, result):
+            shutil.rmtree(earlier, ignore_errors=True)
+        unfinished.mkdir()
+        export(unfinished)
+        unfinished.rename(result)
+        self._say("run", f"what was learned is in {result}")
+
     # the loop
 
     def _begin(self) -> None:
         job = self.job
-        self._allocator = Allocator(job.machine.device.index or 0) if job.machine.cuda else None
+        self._replay = Replay(job.step, self._poller.quiet, lambda text: self._say("graph", text, "warning"))
+        self._allocator = (
+            Allocator(job.machine.device.index or 0, lambda: self._replay.pool_bytes) if job.machine.cuda else None
+        )
         self._poller.watch(job.device_uuid, self._allocator)
         self._ledger = Ledger(job.device_name, job.weights_dtype)
-        self._replay = Replay(job.step, self._poller.quiet, lambda text: self._say("graph", text, "warning"))
+        self._looks = Looks(job, self._replay, self._emit, self._interrupt)
         self.runner = self._replay if job.settings.graph else job.step
+        job.step.compiled.say = partial(self._say, "compile")
+        job.step.compiled.progress = partial(self._state, "training")
+        job.step.offload.say = partial(self._say, "memory")
         self._rewind = Rewind(job.step.model, job.machine.device)
         trained = {name: p for name, p in job.step.model.named_parameters() if p.requires_grad}
         self._watchdog = Watchdog(self._say)
@@ -170,7 +196,8 @@ class Trainer:
                     break
                 self._tell_of_data()
                 self._unfinished = taken
-                self._run_window(window, began)
+                with self._looks.at(window) as alone:
+                    self._run_window(window, time.perf_counter() - window.wait_s if alone else began)
                 self._unfinished = None
             if not job.feed.taken:
                 number = job.feed.epoch + 1
@@ -186,15 +213,18 @@ class Trainer:
         if self._running is not None:
             self._running.ended = began
         begin, before = self._mark(), self._last_end
+        sample = self._looks.sample(window, before)
         while (replayed := self._accumulate(window)) is None:
             window = self._made_smaller(window)
         micro_batches = window.weighed
         self._settle()  # the window before: here the host waits, as the plain loop does for its loss
         lr = float(job.step.optimizer.param_groups[0]["lr"]) * job.settings.lr
         if micro_batches:
+            job.step.mark("optimizer")
             self._updating = True
             self.runner.update()
             self._updating = False
+            job.step.mark("end")
         self._last_end = self._mark()
         self._running = Running(
             window=window,
@@ -207,6 +237,7 @@ class Trainer:
             before=before,
             flops=self._flops.of(micro_batches, job.settings),
             replayed=replayed,
+            sample=sample,
         )
         self._look_ahead()
         if not job.machine.cuda:
@@ -215,15 +246,27 @@ class Trainer:
     def _accumulate(self, window: Window) -> bool | None:
         """Forward and backward of every micro-batch; whether all of them ran by replay. None: memory was full."""
         self._rewind.mark()
+        not_compiled, self._flops.ran_out = "", False
         try:
             return self._accumulated(window)
         except torch.OutOfMemoryError as error:
             traceback.print_exc()
             self._shortage = explained(str(error))
+        except Exception as error:
+            if not self.job.settings.compile or not self.job.step.compiled.failed(error):
+                raise
+            traceback.print_exc()
+            not_compiled = why_failed(error)
         # out of the except block: the traceback holds the failed window's tensors
         self._rewind.back()
         self._give_memory_back()
-        return None
+        if not_compiled:
+            self._without_compiler(not_compiled)
+        elif self._flops.ran_out and self.job.settings.compile:
+            self._say("memory", "out of memory while FLOPs were counted, uncompiled: no FLOPs for this batch shape")
+        else:
+            return None
+        return self._accumulate(window)
 
     def _accumulated(self, window: Window) -> bool:
         micro_batches, replayed = window.weighed, 0
@@ -239,6 +282,17 @@ class Trainer:
                 with self._flops.counting(micro, self.job.settings):
                     self.runner.accumulate(micro, share, first)
         return 0 < replayed == len(micro_batches)
+
+    def _without_compiler(self, why: str) -> None:
+        """The compiler could not do it, or something went wrong while it was at work: from here on eagerly."""
+        job = self.job
+        if job.step.compiled.leave_loss():
+            self._say("compile", f"the loss is not compiled, only the model's blocks: {why}", "warning")
+            return
+        sentence = f"torch.compile failed in this run: {why} (output.log has the rest)."
+        self._say("compile", f"{sentence} Training goes on without it", "warning")
+        job.machine = replace(job.machine, no_compiler=sentence)
+        self._change("compile", False, origin="compile")
 
     def _give_memory_back(self) -> None:
         """Drop what can be made again: graphs, gradients, the allocator's cache."""
@@ -284,6 +338,8 @@ class Trainer:
                 self._watchdog.unmoved(share)
         record = self._ledger.record(running, outcome, self.step, self.planned)
         self._emit(record)
+        if running.sample is not None:
+            self._looks.sampled(running.sample, record)
         self._watchdog.look(record, len(running.window.micro_batches) - record.micro_batches)
         self._say("train", self._gradients.lost(), "error")
         if self._first_began:
@@ -308,12 +364,14 @@ class Trainer:
         event.record(torch.cuda.current_stream(self.job.machine.device))
         return event
 
-    def _interrupt(self) -> None:
-        """Something other than a window comes next: the window in flight ends first, and no gap is counted as stall."""
-        if self._running is not None:
-            self._running.ended = time.perf_counter()
-        self._settle()
+    def _interrupt(self) -> int:
+        """Something other than a window comes next: the window in flight ends first, and no gap is counted as stall.
+
+        Gives the optimizer steps taken.
+        """
+        self._settle()  # its time goes on to its end
         self._last_end = None
+        return self.step
 
     def _enough(self) -> bool:
         """Whether the steps asked for are done; the one in flight counts once it is known to be one."""
@@ -343,6 +401,10 @@ class Trainer:
                         paused = on
                     case Evaluate():
                         self._evaluate(asked=True)
+                    case Profile():
+                        self._looks.ask_kernels()
+                    case MeasureActivations():
+                        self._looks.ask_activations()
                     case MakeSave():
                         self._save("key s")
                     case GoBack():
@@ -392,6 +454,7 @@ class Trainer:
         elif name == "accumulate" and origin == "key":  # else the steps hold the same samples as before
             self._replan()
         self._emit(Changed(time=time.time(), step=self.step + 1, technique=name, old=old, new=value, origin=origin))
+        self._looks.changed()
         if self._allocator is not None:
             if name in SAVES_MEMORY:
                 self._empty_cache()
@@ -505,11 +568,11 @@ class Trainer:
 
     def _state(self, state: str, detail: str = "") -> None:
         """Tell what the run is doing now, if that is new."""
-        if state != self._told:
-            self._told = state
+        if (state, detail) != self._told:
+            self._told = (state, detail)
             self._emit(State(time=time.time(), state=state, detail=detail))
 
-    _told = ""
+    _told = ("", "")
 
     def _say(self, source: str, text: str, level: str = "info") -> None:
         if text:

@@ -21,7 +21,12 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-SCRIPT = {5: [Change("accumulate", 2)], 15: [Change("accumulate", 1)]}
+SCRIPT = {
+    5: [Change("accumulate", 2)],
+    8: [Change("lr", 0.5)],
+    12: [Change("lr", 1.0)],
+    15: [Change("accumulate", 1)],
+}
 
 
 def recipe(optimizer: str, schedule: str, **fields: Any) -> Recipe:

@@ -23,7 +23,7 @@ KEYS = (
     ("x", "a picture of the screen (SVG) in the run folder; ctrl+l paints all again"),
     ("q", "leave, after a question; ctrl+c and ctrl+q too"),
     ("Q", "while stopping: stop at once, losing the step in flight"),
-    ("r", "profiled Tensor Core readings: not in this version"),
+    ("r m", "read with the next step: kernels on the Tensor Cores (5), what layers keep for backward (3)"),
 )
 
 
@@ -43,7 +43,7 @@ class Help:
                 (f"{keys_of(technique):6} ", "key"),
                 (f"{technique.title:15} ", "bold"),
                 ("≈ " if technique.effect == "numbers" else "  ", "plain"),
-                (technique.sentence + (" Not in this version." if technique.later else ""), "plain"),
+                (technique.sentence, "plain"),
             ]
             for technique in TECHNIQUES
         ]

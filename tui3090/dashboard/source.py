@@ -121,6 +121,8 @@ class FolderSource:
                     records = [*([state] if state else []), *records]
                     given_up, mistaken = False, True
                 self._put(records)
+            elif not reader.at_end:
+                continue
             elif state is not None and state.state in OVER and not lives:  # else it was resumed
                 return
             elif not lives and not given_up and not mistaken:

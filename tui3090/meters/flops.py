@@ -116,6 +116,11 @@ def recompute_context() -> AbstractContextManager[None]:
     return counter.recomputing() if counter else nullcontext()
 
 
+def counting() -> bool:
+    """Whether what this thread runs is being counted."""
+    return getattr(_active, "counter", None) is not None
+
+
 _active = threading.local()
 """`counter`: the one that counts this thread."""
 

@@ -70,6 +70,8 @@ def _first(view: View, width: int, now: float) -> Row:
     wide = width >= WIDE
     gap = 3 if wide else 2
     start: Row = [*_badge(view, wide), (" " * gap, "plain"), (clean(view.name), "bold")]
+    if view.state.state == "training" and view.state.detail:
+        start += [("  ", "plain"), (clean(view.state.detail), "accent")]
     parts = [part for part in (*_progress(view, wide), _end(view, now)) if part]
     row = beside([start, *parts], width, gap)
     room = width - row_width(row) - gap
