@@ -40,6 +40,7 @@ def plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunPlan, 
             return 7
 
     monkeypatch.setattr("tui3090.session.Session", Session)
+    monkeypatch.setattr(cli, "open_terminal", lambda: None)  # with one it would fork
     return taken
 
 

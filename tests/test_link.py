@@ -52,6 +52,13 @@ def test_somebody_who_looks_from_another_terminal_can_press_a_key() -> None:
     assert not commands.unattended.is_set()
 
 
+def test_a_pause_that_was_seen_outlives_the_screen() -> None:
+    commands = Commands()
+    commands.leave_unattended(seen=True)
+    assert commands.unattended.is_set()
+    assert not commands.arrived.is_set()
+
+
 def test_a_screen_of_its_own_is_enough() -> None:
     commands = Commands()
     commands.attend(1)

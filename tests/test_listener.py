@@ -256,6 +256,15 @@ def test_live_runs_are_found_and_dead_sockets_removed(run: Run, place: Path) -> 
     assert not dead.exists()
 
 
+def test_what_a_run_folder_names_as_its_socket_is_left_alone(run: Run, tmp_path: Path) -> None:
+    """A folder from elsewhere may name any file; a connection to one that is no socket is refused like a dead one's."""
+    thesis = tmp_path / "thesis.tex"
+    thesis.write_text("dear")
+    with pytest.raises(RemoteError, match="Nobody answers"):
+        Remote(thesis, run.folder)
+    assert thesis.read_text() == "dear"
+
+
 def test_a_socket_of_another_run_is_not_taken_for_this_one(run: Run, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
