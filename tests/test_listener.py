@@ -137,12 +137,17 @@ def test_a_folder_that_others_can_enter_is_not_used(place: Path, tmp_path: Path)
 
 
 def test_too_long_a_path_leaves_the_other_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = tempfile.mkdtemp()
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp/" + "x" * 200)
-    assert listener.places()[0] == Path("/tmp/" + "x" * 200 + "/tui3090")
+    monkeypatch.setenv("TMPDIR", short)
+    assert listener.places() == [Path("/tmp/" + "x" * 200 + "/tui3090"), Path(short) / f"tui3090-{os.getuid()}"]
     listening, path = listener.bind()
     listening.close()
-    path.unlink()
-    assert path.parent == Path(f"/tmp/tui3090-{os.getuid()}")
+    assert path.parent == listener.places()[1]
+    shutil.rmtree(short)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "relative")
+    monkeypatch.delenv("TMPDIR")
+    assert listener.places() == [Path(f"/tmp/tui3090-{os.getuid()}")]
 
 
 def test_another_users_connection_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
