@@ -31,7 +31,9 @@ def plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunPlan, 
     taken: list[tuple[RunPlan, Path, bool, bool]] = []
 
     class Session:
-        def __init__(self, plan: RunPlan, folder: cli.RunFolder, headless: bool, leave_when_over: bool) -> None:
+        def __init__(
+            self, plan: RunPlan, folder: cli.RunFolder, headless: bool, leave_when_over: bool, *_: object
+        ) -> None:
             taken.append((plan, folder.path, headless, leave_when_over))
 
         def run(self) -> int:
@@ -44,7 +46,8 @@ def plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunPlan, 
 def test_options_reach_the_run(plans: list[tuple[RunPlan, Path, bool, bool]]) -> None:
     line = (
         "run train.py --amp bf16 --checkpointing all --accumulate 4 --graph --no-tf32 --workers 2 --prefetch off "
-        "--device cuda --vram 24 --steps 100 --seed 3 --run-dir here --headless --exit -- --batch-size 16 --size=gpt2"
+        "--device cuda --vram 24 --steps 100 --seed 3 --counters --run-dir here --headless --exit "
+        "-- --batch-size 16 --size=gpt2"
     )
     assert cli.main(line.split()) == 7
     [(plan, folder, headless, leave)] = plans
@@ -52,7 +55,7 @@ def test_options_reach_the_run(plans: list[tuple[RunPlan, Path, bool, bool]]) ->
     assert plan.asked == {"amp", "checkpointing", "accumulate", "graph", "tf32", "workers", "prefetch"}
     assert plan.options == {"size": "gpt2", "batch_size": 16, "lr": 1e-3}
     assert (plan.recipe, plan.name, plan.device) == (Path("train.py"), "train", "cuda:0")
-    assert (plan.vram_gib, plan.steps, plan.seed) == (24.0, 100, 3)
+    assert (plan.vram_gib, plan.steps, plan.seed, plan.counters) == (24.0, 100, 3, True)
     assert (folder, headless, leave) == (Path("here"), True, True)
 
 
@@ -85,7 +88,7 @@ def test_without_a_file_the_bundled_recipe_runs(plans: list[tuple[RunPlan, Path,
         ("run train.py --amp fp8", "amp is off|bf16|fp16, not 'fp8'"),
         ("run train.py --workers x", "workers is N, not 'x'"),
         ("run train.py --workers -1", "workers"),
-        ("run train.py --accumulate 0", "accumulate is a whole number of at least 1"),
+        ("run train.py --accumulate 0", "accumulate is a whole number from 1 to 1000000"),
         ("run train.py --device gpu", "'gpu' is neither cpu nor cuda:N"),
         ("run train.py --steps 0", "'0' is not a whole number of at least 1"),
         ("run train.py --steps 1e3", "'1e3' is not a whole number"),

@@ -151,6 +151,7 @@ def test_the_last_window_of_an_epoch_is_not_scaled_down(train: Train) -> None:
     )
     records = ran.of(StepRecord)
     assert [record.grad_norm for record in records] == [1.0, 1.0, 1.0]
+    assert [record.loss for record in records] == [0.0, -1.0, -2.0]  # the mean over what the window holds
     assert [record.planned_steps for record in records] == [3, 3, 3]
     assert ran.weights["w"].item() == -3.0
 

@@ -80,7 +80,8 @@ def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
     seed = recipe.seed if plan.seed is None else plan.seed
     model = recipe.model
     with stage("model") as detail:
-        blocks = list(recipe.blocks) if recipe.blocks is not None else find_blocks(model)
+        # each once: a model may run one block several times
+        blocks = list(dict.fromkeys(recipe.blocks if recipe.blocks is not None else find_blocks(model)))
         parameters = sum(p.numel() for p in model.parameters())
         trained = [p for p in model.parameters() if p.requires_grad]
         if any(p.dtype == torch.float16 for p in trained):  # GradScaler can't unscale their gradients
@@ -143,6 +144,7 @@ def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
         unit="tokens" if first.tokens else "samples",
         torch=torch.__version__,
         settings=settings.short(),
+        memory_cap=None if plan.vram_gib is None else round(plan.vram_gib * 2**30),
     )
     emit(started)
     max_steps = plan.steps if plan.steps is not None else recipe.max_steps

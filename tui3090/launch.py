@@ -30,6 +30,8 @@ class TrainerThread(threading.Thread):
         status = 1
         try:
             began = time.time()
+            if self._plan.resume:  # the folder's log may say that the run is over
+                self._emit(State(time=began, state="loading", detail="to go on from a save"))
             self._emit(Stage(time=began, name="torch"))
             import torch
 
@@ -48,7 +50,7 @@ class TrainerThread(threading.Thread):
 
 def start_trainer(plan: RunPlan, commands: Commands, emit: Callable[[Record], None]) -> TrainerThread:
     """Start the poller, which needs no torch, and the training thread."""
-    poller = Poller(emit, device=plan.device)
+    poller = Poller(emit, device=plan.device, counters=plan.counters)
     poller.start()
     thread = TrainerThread(plan, commands, emit, poller)
     thread.start()

@@ -14,6 +14,7 @@ from torch import Tensor
 from tui3090.feed import MicroBatch, Window, leaves
 from tui3090.meters.flops import FlopCount, FlopCounter
 from tui3090.meters.peaks import peak
+from tui3090.meters.phases import Sample
 from tui3090.records import StepRecord
 from tui3090.settings import Settings
 from tui3090.step import InFlight, Outcome
@@ -41,6 +42,8 @@ class Running:
     """The last work of the window before it; None: something else came between."""
     flops: FlopCount | None
     replayed: bool
+    sample: Sample | None
+    """Marks of its phases, in a window now and then."""
     ended: float | None = None
     """When the next window's fetch began; None: none did."""
 
@@ -50,8 +53,8 @@ class Running:
         on a card the gap between the last work of the window before and the first of this one at the most."""
         if self.begin is None:
             return self.window.wait_s
-        if self.before is None:
-            return 0.0
+        if self.before is None:  # nothing was in flight; workers that start kept the device waiting all the time
+            return self.window.wait_s if self.window.loader_start else 0.0
         gap: float = self.before.elapsed_time(self.begin) / 1000
         return min(self.window.wait_s, max(0.0, gap))
 
@@ -128,6 +131,7 @@ class Ledger:
             seconds=ended - running.began,
             wait_s=window.wait_s,
             stall_s=running.stall_s,
+            loader_start=window.loader_start,
             skipped=self.why_skipped(outcome, settings),
             loss_scale=outcome.loss_scale if outcome is not None else None,
             flops=running.flops.model if running.flops is not None else None,

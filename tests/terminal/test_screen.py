@@ -74,8 +74,7 @@ def test_the_dashboard_needs_only_the_terminal(shell: Shell, redirection: str) -
     shell.command(f"{COMMAND} run train.py --run-dir run --steps 20 {redirection}")
     shell.wait(lambda: "finished" in shell.screen.lower())
     assert b"\x1b[?1049h" in shell.bytes
-    shell.type("q")
-    assert shell.status() == 0
+    assert shell.leave() == 0
     assert shell.restored
     elsewhere = shell.folder / "elsewhere"
     assert not elsewhere.exists() or elsewhere.read_bytes() == b""

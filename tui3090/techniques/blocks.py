@@ -12,7 +12,9 @@ from torch import nn
 @contextmanager
 def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """The module's forward is `forward`; afterwards it is what it was. Nests: the class itself is never touched."""
-    own = vars(module)  # straight, for torch's own way to set an attribute takes a while, and this comes with every step
+    own = vars(
+        module
+    )  # straight, for torch's own way to set an attribute takes a while, and this comes with every step
     before = own.get("forward")
     own["forward"] = forward
     try:
@@ -28,12 +30,17 @@ def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 def no_key_value_cache(model: nn.Module) -> Iterator[None]:
     """transformers' key-value cache, which training has no use for, is off: recomputation would fill it twice, and the
     compiler would compile each block anew for the place it has in it."""
-    config: Any = getattr(model, "config", None)
-    if not getattr(config, "use_cache", False):
-        yield
-        return
-    config.use_cache = False
+    configs = _caching(model)
+    for config in configs:
+        config.use_cache = False
     try:
         yield
     finally:
-        config.use_cache = True
+        for config in configs:
+            config.use_cache = True
+
+
+def _caching(model: nn.Module) -> list[Any]:
+    """The configs that ask for a key-value cache: of a model of transformers, and of its parts that have their own."""
+    configs = {id(config): config for module in model.modules() if (config := vars(module).get("config")) is not None}
+    return [config for config in configs.values() if getattr(config, "use_cache", False)]
