@@ -98,7 +98,7 @@ def test_without_a_file_the_bundled_recipe_runs(plans: list[tuple[RunPlan, Path,
         ("run train.py -- --widht 3", "--widht"),
         ("show nowhere", "nowhere is not a run folder"),
         ("show", "There is no run under runs/ here"),
-        ("show x -- --lr 3", "only tui3090 run takes options"),
+        ("show x -- --lr 3", "only tui3090 run and fit take options"),
         ("new train.py", "train.py exists already"),
         ("new", "the following arguments are required: file"),
     ],
@@ -123,7 +123,7 @@ def test_escape_codes_on_the_command_line_are_harmless(folder: Path, capsys: pyt
 def test_without_arguments_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     said = capsys.readouterr().out
-    assert all(command in said for command in ("run", "show", "new"))
+    assert all(command in said for command in ("run", "fit", "show", "new"))
 
 
 def test_the_help_of_run_names_every_technique(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,6 +149,17 @@ def test_new_writes_a_train_py_whose_options_can_be_read(folder: Path, capsys: p
     assert cli.main(["new", "mine.py"]) == 0
     assert "tui3090 run mine.py" in capsys.readouterr().out
     assert cli.main(["run", "mine.py", "--", "--help"]) == 0
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "lora", "gpt"])
+def test_new_copies_a_bundled_recipe(folder: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert cli.main(["new", "--from", name, "mine.py"]) == 0
+    assert Path("mine.py").read_bytes() == (Path(cli.__file__).parent / "recipes" / f"{name}.py").read_bytes()
+    assert cli.main(["run", "mine.py", "--", "--help"]) == 0
+    assert "--batch-size INT" in capsys.readouterr().out
+    assert cli.main(["new", "--from", "brt", "other.py"]) == 2
+    assert "has no recipe 'brt', only bert" in capsys.readouterr().err
+    assert not Path("other.py").exists()
 
 
 def test_nothing_heavy_is_imported_before_the_command_is_known() -> None:

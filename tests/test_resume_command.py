@@ -55,7 +55,7 @@ def test_a_run_goes_on_as_it_was_but_for_what_the_command_says(plans: Plans, fol
     run = run_folder(folder / "runs" / "a", (folder / "train.py").resolve())
     assert cli.main(shlex.split("run train.py --resume --amp off --headless -- --batch-size 2")) == 7
     [(plan, where, _, _)] = plans
-    assert where == plan.folder == Path("runs/a")
+    assert where == Path("runs/a")
     assert run.exists()
     assert plan.resume
     assert plan.settings == Settings(accumulate=2)

@@ -181,7 +181,7 @@ def test_bundled_recipes_are_files_that_load():
         load_recipe(bundled("gpt"), {"context": 0})
     with pytest.raises(RecipeError) as caught:
         bundled("gtp")
-    assert str(caught.value) == "tui3090 has no recipe 'gtp', only gpt; a file ends in .py."
+    assert str(caught.value) == "tui3090 has no recipe 'gtp', only bert, gpt, gpt2, lora; a file ends in .py."
 
 
 def test_a_new_file_runs_as_it_stands(tmp_path):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -55,8 +56,13 @@ class Job:
         return -(-left // k) + max(0, self.recipe.epochs - 1 - self.feed.epoch) * -(-whole // k)
 
 
-def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
-    """Load the recipe and bring it to its device, stage by stage. Raises RecipeError and whatever a recipe raises."""
+def assemble(
+    plan: RunPlan, emit: Callable[[Record], None], load: Callable[[Path, dict[str, Any]], Recipe] | None = None
+) -> Job:
+    """Load the recipe and bring it to its device, stage by stage. Raises RecipeError and whatever a recipe raises.
+
+    `load` takes the place of `load_recipe`, to train something else than exactly what the train.py gives.
+    """
 
     @contextmanager
     def stage(name: str) -> Iterator[list[str]]:
@@ -75,7 +81,7 @@ def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
     seed_before_recipe = 0 if plan.seed is None else plan.seed
     torch.manual_seed(seed_before_recipe)  # the weights that a recipe draws are the same in every run
     with stage("train.py") as detail:
-        recipe = load_recipe(plan.recipe, plan.options)
+        recipe = (load or load_recipe)(plan.recipe, plan.options)
         detail.append(plan.recipe.name)
     seed = recipe.seed if plan.seed is None else plan.seed
     model = recipe.model
@@ -103,6 +109,8 @@ def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
         if first is None:
             raise RecipeError("The training data gives no batch: its iterator ended at once.")
         detail.append("unknown length" if rows is None else f"{rows} samples")
+    for note in recipe.notes:
+        say("data", note, "warning")
     machine = Machine(
         device=device,
         capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0),

@@ -1,4 +1,4 @@
-"""The commands: `tui3090 run`, `show`, `new` and `doctor`. Nothing heavy is imported before it is needed."""
+"""The commands: `tui3090 run`, `fit`, `show`, `new` and `doctor`. Nothing heavy is imported before it is needed."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         ours, recipe_argv = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
         arguments, unknown = parser.parse_known_args(ours)
         if unknown:
-            hint = ", and put options of the train.py after --" if arguments.command == run else ""
+            hint = ", and put options of the train.py after --" if arguments.command in (run, fit) else ""
             raise UsageError(f"there is nothing called {unknown[0]} here: see tui3090 --help{hint}")
-        if recipe_argv and arguments.command != run:
-            raise UsageError("only tui3090 run takes options of a train.py after --")
+        if recipe_argv and arguments.command not in (run, fit):
+            raise UsageError("only tui3090 run and fit take options of a train.py after --")
         arguments.recipe_argv, arguments.all = recipe_argv, argv
         status: int = arguments.command(arguments)
     except (UsageError, RecipeError, RunFolderError) as error:
@@ -91,6 +91,7 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action=Version, help="say which version this is")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands.add_parser("run", help="train, with the dashboard", allow_abbrev=False))
+    _add_fit(commands.add_parser("fit", help="measure what fits the card, and how fast it is", allow_abbrev=False))
     show_parser = commands.add_parser("show", help="look at a run, while it goes on or afterwards", allow_abbrev=False)
     show_parser.add_argument(
         "runs",
@@ -104,6 +105,9 @@ def make_parser() -> Parser:
     show_parser.set_defaults(command=show)
     new_parser = commands.add_parser("new", help="write a commented train.py to start from", allow_abbrev=False)
     new_parser.add_argument("file", type=Path, help="the file to write, e.g. train.py")
+    new_parser.add_argument(
+        "--from", dest="source", metavar="NAME", help="copy a bundled recipe: bert, gpt2, lora, gpt"
+    )
     new_parser.set_defaults(command=new)
     doctor_parser = commands.add_parser(
         "doctor", help="say what this machine offers, and what each missing thing costs", allow_abbrev=False
@@ -143,6 +147,20 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="a shell command for the run's end, the first nan, a pause by itself, a stall: $TUI3090_EVENT and others",
     )
     parser.set_defaults(command=run)
+
+
+def _add_fit(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "tui3090 fit TRAIN.PY or NAME [options] [-- RECIPE OPTIONS]"
+    parser.description = (
+        "Measure memory and speed of batch sizes with and without AMP, checkpointing and graph replay: a table, and "
+        "the command that starts the fastest combination that fits. The batch size doubles from 1, or from the "
+        "train.py's --batch-size where it is given after --."
+    )
+    parser.add_argument("recipe", help="a train.py, or a bundled recipe")
+    parser.add_argument("--device", type=_device, metavar="cpu|cuda:N", help="default: the freest card")
+    parser.add_argument("--vram", type=_positive, metavar="GIB", help="cap torch's memory on the card, e.g. at 24")
+    parser.add_argument("--json", action="store_true", help="the table as a JSON object")
+    parser.set_defaults(command=fit)
 
 
 def _add_saves(group: argparse._ArgumentGroup) -> None:
@@ -239,7 +257,6 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         plan = _plan(arguments, path)
         folder = RunFolder.create(plan.name, arguments.run_dir)
-    plan = replace(plan, folder=folder.path)
     guardian = 0
     if not arguments.headless and (terminal := open_terminal()) is not None:
         # before anything heavy is imported: it stays as small as the interpreter is now
@@ -250,6 +267,19 @@ def run(arguments: argparse.Namespace) -> int:
     from tui3090.session import Session
 
     return Session(plan, folder, arguments.headless, arguments.exit, guardian, arguments.notify or "").run()
+
+
+def fit(arguments: argparse.Namespace) -> int:
+    """`tui3090 fit`: measure what fits."""
+    path = _recipe_path(arguments.recipe)
+    if {"-h", "--help"} & set(arguments.recipe_argv):
+        print(options_help(path), end="")
+        return 0
+    from tui3090.fit.command import run_fit
+    from tui3090.fit.table import Asked
+
+    asked = Asked(arguments.recipe, tuple(arguments.recipe_argv), arguments.device or "", arguments.vram)
+    return run_fit(asked, path, arguments.json)
 
 
 def _resumed(arguments: argparse.Namespace) -> tuple[RunPlan, RunFolder]:
@@ -334,7 +364,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 def new(arguments: argparse.Namespace) -> int:
     """`tui3090 new`: write a train.py."""
-    new_file(arguments.file)
+    new_file(arguments.file, *([bundled(arguments.source)] if arguments.source is not None else []))
     print(f"Wrote {harmless(str(arguments.file))}: start it with tui3090 run {shlex.quote(str(arguments.file))}")
     return 0
 

@@ -28,7 +28,7 @@ from torch.utils.data import (
 )
 
 from tui3090 import shm
-from tui3090.recipe import Recipe, RecipeError, default_loss, samples_in, tokens_in, weigh
+from tui3090.recipe import Recipe, RecipeError, default_loss, padding_in, samples_in, tokens_in, weigh
 from tui3090.sampling import DATA, ORDER, IndexPlan, OwnStream, SeededCollate, SeededDataset, mix
 
 
@@ -43,6 +43,8 @@ class MicroBatch:
     samples: int
     tokens: int
     """Without padding; 0 where the data has none."""
+    padding: int = 0
+    """Tokens of padding beside them."""
     indices: torch.Tensor | None = None
     """[samples], int64: which ones of the dataset; None: an iterable dataset's."""
     ready: torch.cuda.Event | None = None
@@ -115,7 +117,7 @@ class Feed:
         self.dataset: Any = source.dataset if isinstance(source, DataLoader) else source
         self.indexed = not isinstance(self.dataset, IterableDataset)
         given = self._loader_given
-        self.batch_size = given.batch_size or 1 if given is not None else recipe.batch_size
+        self.batch_size = _batch_size(given) if given is not None else recipe.batch_size
         """Samples in a micro-batch at the most; halved when the card's memory is full."""
         self._collate = recipe.collate_fn or (given.collate_fn if given is not None else default_collate)
         self._plan: IndexPlan | None = None
@@ -336,11 +338,11 @@ class Feed:
             self._shm_told = self.workers
 
     def _micro_batch(self, batch: Any, indices: torch.Tensor | None) -> MicroBatch:
-        weight, tokens = weigh(self._recipe, batch), tokens_in(batch)
+        weight, tokens, padding = weigh(self._recipe, batch), tokens_in(batch), padding_in(batch)
         samples = len(indices) if indices is not None else samples_in(batch)  # the plan knows, whatever collate did
         if self._recipe.loss is default_loss:
             batch = _without_full_mask(batch)
-        return MicroBatch(batch, weight, samples, tokens, indices)
+        return MicroBatch(batch, weight, samples, tokens, padding, indices)
 
     def _seeded_dataset(self) -> SeededDataset:
         return SeededDataset(self.dataset, mix(self.seed, DATA, self.epoch))
@@ -408,6 +410,12 @@ def _is_workers_death(error: Exception) -> bool:
     return isinstance(error, (OSError, EOFError)) or any(
         w in str(error) for w in ("DataLoader worker", "shared memory")
     )
+
+
+def _batch_size(loader: DataLoader[Any]) -> int:
+    """A loader's own, or what its batch sampler says of itself; 1: it says nothing."""
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", 1)
+    return size if isinstance(size, int) and size > 0 else 1
 
 
 def _without_full_mask(batch: Any) -> Any:

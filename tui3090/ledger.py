@@ -128,6 +128,7 @@ class Ledger:
             grad_norm=outcome.grad_norm if outcome is not None else None,
             samples=sum(micro.samples for micro in window.micro_batches),
             tokens=sum(micro.tokens for micro in window.micro_batches),
+            padding=sum(micro.padding for micro in window.micro_batches),
             seconds=ended - running.began,
             wait_s=window.wait_s,
             stall_s=running.stall_s,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 if TYPE_CHECKING:
@@ -97,6 +98,10 @@ class Recipe:
     """The layers that checkpointing works on, in their order; None: found in the model."""
     shuffle: bool = True
     """Whether a dataset is gone through in a new order each epoch."""
+    export: Callable[[Path], None] | None = None
+    """Writes what was learned into a folder, called when training is over; None: nothing is written."""
+    notes: Sequence[str] = ()
+    """What the user should know about the data, a sentence each; they come into the log."""
 
     def __post_init__(self) -> None:
         self._check_model()
@@ -112,7 +117,7 @@ class Recipe:
         if self.max_steps is not None:
             _check_whole("max_steps", self.max_steps, least=1)
         self._check_clip_norm()
-        for name in ("loss", "metrics", "collate_fn", "weight"):
+        for name in ("loss", "metrics", "collate_fn", "weight", "export"):
             value = getattr(self, name)
             if not callable(value) and (value is not None or name == "loss"):
                 raise RecipeError(f"{name} is {_a(value)}: give a function, or leave it out.")
@@ -253,6 +258,12 @@ def tokens_in(batch: Any) -> int:
     if _is_tensor(mask) and mask.dim() == 2:
         return int((mask != 0).sum())
     return int(ids.numel()) if _is_tensor(ids) else 0
+
+
+def padding_in(batch: Any) -> int:
+    """The padding of a batch on the CPU, in tokens: what its attention mask leaves out."""
+    mask = _named(batch).get("attention_mask")
+    return int((mask == 0).sum()) if _is_tensor(mask) and mask.dim() == 2 else 0
 
 
 def _is_tensor(value: Any) -> TypeGuard[Tensor]:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ class Session:
         self._notify = notify
         self._notifier: Notifier | None = None
         self._where = Path.cwd()  # a train.py may go elsewhere
-        self._plan = plan
+        self._plan = replace(plan, folder=folder.path.absolute())
         self._folder = folder
         self._headless = headless
         self._leave_when_over = leave_when_over

@@ -107,17 +107,17 @@ def bundled(name: str) -> Path:
     """The file of a bundled recipe; raises RecipeError, with those there are, for a name that is not one."""
     names = sorted(p.stem for p in RECIPES.glob("*.py") if not p.stem.startswith("_"))
     if name not in names:
-        raise RecipeError(f"tui3090 has no recipe {name!r}, only {' and '.join(names)}; a file ends in .py.")
+        raise RecipeError(f"tui3090 has no recipe {name!r}, only {', '.join(names)}; a file ends in .py.")
     return RECIPES / f"{name}.py"
 
 
-def new_file(path: Path) -> None:
-    """Write a commented train.py to start from; raises RecipeError where `path` exists or can't be written."""
+def new_file(path: Path, source: Path = TEMPLATE) -> None:
+    """Write a train.py to start from, like `source`; raises RecipeError where `path` exists or can't be written."""
     if path.suffix != ".py":
         raise RecipeError(f"{path} must end in .py: try {path}.py.")
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(TEMPLATE.read_text("utf-8"))
+            file.write(source.read_text("utf-8"))
     except FileExistsError:
         raise RecipeError(f"{path} exists already: name another file, or move it away.") from None
     except OSError as error:

@@ -18,7 +18,9 @@ def throughput(view: View) -> str:
         return ""
     tokens = sum(r.tokens * r.steps for r in view.recent)
     done, unit = (tokens, "tokens") if tokens else (sum(r.samples * r.steps for r in view.recent), "samples")
-    return f"{text.rounded(done / seconds)} {unit}/s"
+    padding = sum(r.padding * r.steps for r in view.recent)
+    padded = f" ({text.percent(padding / (tokens + padding))} padding)" if padding else ""
+    return f"{text.rounded(done / seconds)} {unit}/s{padded}"
 
 
 def step_time(view: View) -> str:

@@ -105,6 +105,7 @@ def _mean(group: Sequence[StepRecord]) -> StepRecord:
         grad_norm=_digits(sum(norms) / len(norms)) if norms else None,
         samples=round(sum(r.samples for r in group) / n),
         tokens=round(sum(r.tokens for r in group) / n),
+        padding=round(sum(r.padding for r in group) / n),
         seconds=_digits(sum(r.seconds for r in group) / n),
         wait_s=_digits(sum(r.wait_s for r in group) / n),
         stall_s=_digits(sum(r.stall_s for r in group) / n),

@@ -7,6 +7,7 @@ window; what a key asked for comes into force at the next one.
 from __future__ import annotations
 
 import gc
+import shutil
 import time
 import traceback
 from collections.abc import Callable
@@ -103,13 +104,14 @@ class Trainer:
         try:
             self.job = assemble(self._plan, self._emit)
             self._begin()
-            self._train()
-            self._last_save("the end")
-            self._state("finished", f"after {self.step} steps")
-            return 0
-        except Stopped:
-            self._last_save("stopped")
-            self._state("stopped", f"by you, after {self.step} steps")
+            try:
+                self._train()
+                ended = "finished", f"after {self.step} steps"
+            except Stopped:
+                ended = "stopped", f"by you, after {self.step} steps"
+            self._last_save("the end" if ended[0] == "finished" else "stopped")
+            self._export()
+            self._state(*ended)
             return 0
         except Diverged as error:
             self._last_save("diverged")
@@ -136,6 +138,19 @@ class Trainer:
         finally:
             if hasattr(self, "job"):
                 self.job.feed.close()
+
+    def _export(self) -> None:
+        """What was learned, by the recipe's own `export`, into `result` of the run's folder: whole or not at all."""
+        export, folder = self.job.recipe.export, self._plan.folder
+        if export is None or folder is None or not self.step or self._commands.stop_now.is_set():
+            return
+        unfinished, result = folder / "result.unfinished", folder / "result"
+        for earlier in (unfinished, result):
+            shutil.rmtree(earlier, ignore_errors=True)
+        unfinished.mkdir()
+        export(unfinished)
+        unfinished.rename(result)
+        self._say("run", f"what was learned is in {result}")
 
     # the loop
 

@@ -100,6 +100,16 @@ def test_in_fewer_columns_names_are_short_and_the_least_go() -> None:
     ]
 
 
+def test_padding_and_replay_hits_stand_beside_the_rates() -> None:
+    seen = view(
+        started(),
+        Changed(time=NOW, step=1, technique="graph", old=False, new=True),
+        step(1, tokens=900, padding=100, micro_batches=1),
+        step(2, tokens=600, padding=400, micro_batches=1, replayed=True, steps=3),
+    )
+    assert "padding 32 %   replay hits 3 of 4" in texts(panel.rows(seen, 120, 4, NOW))[0]
+
+
 def test_one_row() -> None:
     seen = view(started(), step(1), phases(), host())
     assert texts([panel.line(seen, 80, NOW)]) == [

@@ -127,9 +127,23 @@ def _rates(view: View, pace: _Pace | None, width: int) -> Row:
             [(f"{rounded(pace.rate)} {pace.unit}", "bold")],
             [(f"{rounded(pace.seconds)} s/step", "plain"), (f", median {rounded(middle)}", "dim")],
             [(f"{number(micro_batches)} micro-batch{'' if micro_batches == 1 else 'es'}", "plain")],
+            *_shapes(view),
         ],
         width,
     )
+
+
+def _shapes(view: View) -> list[Row]:
+    """What batches of different lengths cost: the share of padding, and of the windows that hit a captured graph."""
+    windows = sum(step.steps for step in view.recent)
+    padding = sum(step.padding * step.steps for step in view.recent)
+    tokens = sum(step.tokens * step.steps for step in view.recent)
+    hits = sum(step.steps for step in view.recent if step.replayed)
+    replay: Row = [(f"replay hits {number(hits)} of {number(windows)}", "plain")]
+    return [
+        [(f"padding {_percent(padding / (tokens + padding))}", "plain")] if padding else [],
+        replay if view.value("graph") else [],
+    ]
 
 
 def _gaps(view: View) -> Row:

@@ -1,0 +1,53 @@
+"""Models of the published shapes with random weights, and tokenizers trained on the data: for measuring without a file.
+
+BERT's shapes are Devlin et al. 2018, table 1; GPT-2's are Radford et al. 2019, table 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
+
+from tui3090 import pretrained
+
+BERT: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
+    "base": {},
+    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+}
+GPT2: dict[str, dict[str, int]] = {
+    "tiny": {"n_embd": 128, "n_layer": 4, "n_head": 4},
+    "small": {},
+    "medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16},
+}
+END = "<|endoftext|>"
+
+
+def bert(size: str, texts: list[str], names: Sequence[str]) -> tuple[Any, Any]:
+    """A BERT classifier and a WordPiece tokenizer; the vocabulary is the published one's, 30522, for all but `tiny`."""
+    shape = {"vocab_size": 2048 if size == "tiny" else 30522, **BERT[size]}
+    config = BertConfig(num_labels=len(names), **shape, **pretrained.classes(names))
+    trained = BertWordPieceTokenizer()
+    trained.train_from_iterator(texts, vocab_size=config.vocab_size, show_progress=False)
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, **special)
+    return BertForSequenceClassification(config), tokenizer
+
+
+def gpt2(size: str, texts: list[str]) -> tuple[Any, Any]:
+    """A GPT-2 and a byte-level BPE tokenizer; the vocabulary is the published one's, 50257, for all but `tiny`."""
+    config = GPT2Config(vocab_size=2048 if size == "tiny" else 50257, use_cache=False, **GPT2[size])
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(texts, vocab_size=config.vocab_size, special_tokens=[END], show_progress=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, bos_token=END, eos_token=END)
+    config.bos_token_id = config.eos_token_id = tokenizer.eos_token_id
+    return GPT2LMHeadModel(config), tokenizer
