@@ -105,6 +105,7 @@ def test_switched_on_twice_with_kernels_in_a_thread(
 class TestWithoutKernels:
     def test_what_is_on_screen_meanwhile(self, train: Train) -> None:
         ran = train(recipe(), {2: [Change("compile", True)]})
+        assert [record.compiled for record in ran.of(StepRecord)] == [window == 2 for window in range(11)]
         assert [(state.state, state.detail) for state in ran.of(State)] == [
             ("training", ""),
             ("training", "loading the compiler"),

@@ -91,6 +91,7 @@ class Compiled:
         self._at = 0
         self._began = 0.0
         self._seconds, self._times = 0.0, 0
+        self._lately = False
         self._ran, self._said_unused = False, False
         self._before: Counter[str] = Counter()
         """The graph breaks of the process before this forward."""
@@ -126,6 +127,11 @@ class Compiled:
                 undo.enter_context(forward_replaced(module, forward))
             yield loss
         self._tell()
+
+    def lately(self) -> bool:
+        """Whether something was compiled since the last call."""
+        lately, self._lately = self._lately, False
+        return lately
 
     def failed(self, error: Exception) -> bool:
         """Whether an error that ended a forward or backward may be the compiler's: run it again without, to see."""
@@ -192,6 +198,7 @@ class Compiled:
 
     def _ends(self, args: Any) -> None:
         self._times += 1
+        self._lately = True
         self._seconds += time.perf_counter() - self._began
 
     def _tell(self) -> None:
