@@ -235,6 +235,17 @@ def broken_backward(graph: Any, inputs: Any) -> Callable[..., Any]:
     return compiled
 
 
+def test_a_torch_that_can_not_compile_here(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise RuntimeError("torch.compile is not supported on Python 3.99+")
+
+    monkeypatch.setattr(torch, "compile", refused)
+    ran = train(recipe(), {3: [Change("compile", True)]})
+    equal(ran, train(recipe()))
+    assert said(ran)[-1].startswith("torch.compile failed in this run: torch.compile is not supported on Python 3.99+")
+    assert not ran.trainer.job.settings.compile
+
+
 @pytest.mark.parametrize("backend", [broken_forward, broken_backward])
 def test_a_compiler_that_fails_leaves_training_as_it_was(
     train: Train, monkeypatch: pytest.MonkeyPatch, backend: Any

@@ -88,6 +88,7 @@ class Compiled:
         self._takes_loss = bool(blocks) and loss is not default_loss  # which only asks the model for its own
         self._made: dict[tuple[str, bool], _Made] = {}
         """By precision: what is compiled for one counts against the bound of that one alone."""
+        self._preparing = False
         self._at = 0
         self._began = 0.0
         self._seconds, self._times = 0.0, 0
@@ -109,6 +110,7 @@ class Compiled:
         if not settings.compile or counting():
             yield self._loss
             return
+        self._preparing = True
         _bound_workers()
         if not self._made:
             self.progress("loading the compiler")
@@ -125,6 +127,7 @@ class Compiled:
             forwards, loss = self._for(settings)
             for module, forward in forwards:
                 undo.enter_context(forward_replaced(module, forward))
+            self._preparing = False
             yield loss
         self._tell()
 
@@ -135,7 +138,7 @@ class Compiled:
 
     def failed(self, error: Exception) -> bool:
         """Whether an error that ended a forward or backward may be the compiler's: run it again without, to see."""
-        if self._times:
+        if self._preparing or self._times:
             return True
         from torch._dynamo.exc import TorchDynamoException
 
