@@ -122,7 +122,8 @@ class Compiled:
         with ExitStack() as undo:
             undo.enter_context(no_key_value_cache(self._model))
             undo.enter_context(dynamo.patch(recompile_limit=variants, accumulated_recompile_limit=max(256, variants)))
-            undo.enter_context(functorch.patch(backward_pass_autocast="off"))  # as eager does it
+            if hasattr(functorch, "backward_pass_autocast"):  # an older torch has no choice
+                undo.enter_context(functorch.patch(backward_pass_autocast="off"))  # as eager does it
             undo.enter_context(self._watched())
             forwards, loss = self._for(settings)
             for module, forward in forwards:
@@ -220,8 +221,10 @@ class Compiled:
             if "torch.compiler.disable" in broke:
                 continue  # ours: the loss calls the model
             if "recompile limit" in _line(broke):
-                text = "too many kinds of batches to compile for: further ones run uncompiled"
-                self.say(text, "warning")
+                text = (
+                    "what compiled code depends on keeps changing (batch shapes, a list that grows): what is new runs"
+                )
+                self.say(f"{text} uncompiled from here on", "warning")
             elif len(self._noted) < NOTED_BREAKS:
                 self.say(f"compiled in parts where the compiler can't follow: {_line(broke)}", "info")
             self._noted.add(broke)
