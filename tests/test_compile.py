@@ -105,6 +105,7 @@ def test_switched_on_twice_with_kernels_in_a_thread(
 class TestWithoutKernels:
     def test_what_is_on_screen_meanwhile(self, train: Train) -> None:
         ran = train(recipe(), {2: [Change("compile", True)]})
+        assert [record.compiled for record in ran.of(StepRecord)] == [window == 2 for window in range(11)]
         assert [(state.state, state.detail) for state in ran.of(State)] == [
             ("training", ""),
             ("training", "loading the compiler"),
@@ -216,7 +217,8 @@ class TestWithoutKernels:
 
         ran = train(made(), settings=ON)
         equal(ran, train(made()))
-        assert "too many kinds of batches to compile for: further ones run uncompiled" in said(ran)
+        (bound,) = [event for event in ran.of(Event) if "keeps changing" in event.text]
+        assert bound.level == "warning"
 
 
 def broken_forward(graph: Any, inputs: Any) -> Callable[..., Any]:
@@ -232,6 +234,17 @@ def broken_backward(graph: Any, inputs: Any) -> Callable[..., Any]:
     made = aot_autograd(fw_compiler=lambda graph, inputs: make_boxed_func(graph.forward), bw_compiler=broken_forward)
     compiled: Callable[..., Any] = made(graph, inputs)
     return compiled
+
+
+def test_a_torch_that_can_not_compile_here(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise RuntimeError("torch.compile is not supported on Python 3.99+")
+
+    monkeypatch.setattr(torch, "compile", refused)
+    ran = train(recipe(), {3: [Change("compile", True)]})
+    equal(ran, train(recipe()))
+    assert said(ran)[-1].startswith("torch.compile failed in this run: torch.compile is not supported on Python 3.99+")
+    assert not ran.trainer.job.settings.compile
 
 
 @pytest.mark.parametrize("backend", [broken_forward, broken_backward])

@@ -138,6 +138,8 @@ class StepRecord(Record):
     """What the matmuls ran in: fp32, tf32, bf16 or fp16."""
     replayed: bool = False
     """Whether every micro-batch of the window ran by graph replay."""
+    compiled: bool = False
+    """Whether torch.compile compiled something in the window: its time is no step's."""
     loader_start: bool = False
     """The first window of a loader whose workers had to start, at an epoch's start or a change of workers: its wait
     and stall are told apart."""

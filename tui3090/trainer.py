@@ -237,6 +237,7 @@ class Trainer:
             before=before,
             flops=self._flops.of(micro_batches, job.settings),
             replayed=replayed,
+            compiled=job.step.compiled.lately(),
             sample=sample,
         )
         self._look_ahead()
