@@ -66,12 +66,12 @@ def assemble(
 
     @contextmanager
     def stage(name: str) -> Iterator[list[str]]:
-        began = time.time()
-        emit(Stage(time=began, name=name))
+        began = time.perf_counter()  # the time of day may be set back
+        emit(Stage(time=time.time(), name=name))
         detail: list[str] = []
         yield detail
-        now = time.time()
-        emit(Stage(time=now, name=name, seconds=now - began, detail="".join(detail)))
+        seconds = time.perf_counter() - began
+        emit(Stage(time=time.time(), name=name, seconds=seconds, detail="".join(detail)))
 
     def say(source: str, text: str, level: str = "info") -> None:
         if text:

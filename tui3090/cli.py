@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"there is nothing called {unknown[0]} here: see tui3090 --help{hint}")
         if recipe_argv and arguments.command not in (run, fit):
             raise UsageError("only tui3090 run and fit take options of a train.py after --")
-        arguments.recipe_argv, arguments.all = recipe_argv, argv
+        arguments.recipe_argv = recipe_argv
         status: int = arguments.command(arguments)
     except (UsageError, RecipeError, RunFolderError) as error:
         print(f"tui3090: {harmless(str(error))}", file=sys.stderr)
@@ -260,7 +260,8 @@ def run(arguments: argparse.Namespace) -> int:
     guardian = 0
     if not arguments.headless and (terminal := open_terminal()) is not None:
         # before anything heavy is imported: it stays as small as the interpreter is now
-        guardian, status = fork(terminal, folder, arguments.all, arguments.notify)
+        again = ["tui3090", "run", *([arguments.recipe] if arguments.recipe else []), "--resume", str(folder.path)]
+        guardian, status = fork(terminal, folder, shlex.join(again), arguments.notify or "")
         terminal.close()
         if status is not None:
             return status

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 from tui3090.dashboard.terminal import Terminal
 from tui3090.recipe import harmless
@@ -30,11 +27,11 @@ BY_THE_KERNEL = 0x80
 """si_code of a signal that the terminal sent, to the whole group."""
 
 
-def fork(terminal: Terminal, folder: RunFolder, arguments: Sequence[str], notify: str) -> tuple[int, int | None]:
+def fork(terminal: Terminal, folder: RunFolder, again: str, notify: str) -> tuple[int, int | None]:
     """Fork; called with nothing running yet. In the run returns the guardian's pid and None.
 
-    In the guardian it returns only when there is nothing to wait for any more: 0 and the exit status. `arguments` are
-    those of the command, for the sentence that says how to go on. Without room for a process: 0 and None.
+    In the guardian it returns only when there is nothing to wait for any more: 0 and the exit status. `again` is the
+    command that resumes the run, `notify` the user's that hears of its end. Without room for a process: 0 and None.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -47,7 +44,7 @@ def fork(terminal: Terminal, folder: RunFolder, arguments: Sequence[str], notify
         return 0, None
     if run == 0:
         return guardian, None
-    return 0, _wait(run, terminal, folder, arguments, notify)
+    return 0, _wait(run, terminal, folder, again, notify)
 
 
 def let_go(guardian: int) -> None:
@@ -56,7 +53,7 @@ def let_go(guardian: int) -> None:
         os.kill(guardian, LEFT)
 
 
-def _wait(run: int, terminal: Terminal, folder: RunFolder, arguments: Sequence[str], notify: str) -> int:
+def _wait(run: int, terminal: Terminal, folder: RunFolder, again: str, notify: str) -> int:
     """Wait for the run's end, or its word that it is left running; the exit status."""
     numbers = {signal_: number for number, signal_ in PASSED_ON.items()}
     while True:
@@ -77,11 +74,11 @@ def _wait(run: int, terminal: Terminal, folder: RunFolder, arguments: Sequence[s
         terminal.restore()
         # killed before its handlers stood by one that was passed on: that one counts
         number = PASSED_ON.get(number, number)
-        _tell(number, folder, arguments, notify)
+        _tell(number, folder, again, notify)
         return 128 + number
 
 
-def _tell(number: int, folder: RunFolder, arguments: Sequence[str], notify: str) -> None:
+def _tell(number: int, folder: RunFolder, again: str, notify: str) -> None:
     """Say what happened and how to go on."""
     from tui3090.headless import PlainOutput  # not at the top, where the first paint would wait for it
 
@@ -90,7 +87,7 @@ def _tell(number: int, folder: RunFolder, arguments: Sequence[str], notify: str)
     except ValueError:
         name = f"signal {number}"
     try:
-        over = "exit_status" in folder.read_info()
+        over = folder.read_info().get("exit_status") is not None
     except RunFolderError:
         over = False
     if over:
@@ -99,33 +96,11 @@ def _tell(number: int, folder: RunFolder, arguments: Sequence[str], notify: str)
         why = " (from outside: by somebody, or by the system for want of memory, which dmesg then tells)"
         if number != signal.SIGKILL:
             why = f": its last words are in {folder.output}"
-        said = f"{name} ended training{why}. {how_to_go_on(folder.path, arguments)}"
+        saved = any(folder.path.glob("saves/step-*"))
+        said = f"{name} ended training{why}. " + (f"Go on with: {again}" if saved else "It had not saved anything yet.")
     PlainOutput(2).say(f"tui3090: {harmless(said)}", patience_s=1.0)
     if notify and not over:
         from tui3090.notify import start
 
         with contextlib.suppress(OSError):
             start(notify, folder.path.absolute(), folder.path.name, "failed", None, None, said)
-
-
-def how_to_go_on(run: Path, arguments: Sequence[str]) -> str:
-    """The command that resumes the run that `arguments` started, where it has a save."""
-    if not any(run.glob("saves/step-*")):
-        return "It had not saved anything yet."
-    ours, _, recipes = " ".join(map(shlex.quote, _without(arguments, "--run-dir", "--resume"))).partition(" -- ")
-    again = f"tui3090 {ours} --resume {shlex.quote(str(run))}" + (f" -- {recipes}" if recipes else "")
-    return f"Go on with: {again}"
-
-
-def _without(arguments: Sequence[str], *options: str) -> list[str]:
-    """The arguments before and after -- but these options, each with its value."""
-    kept: list[str] = []
-    given = iter(arguments)
-    for argument in given:
-        if argument == "--":
-            return [*kept, argument, *given]
-        if argument in options:
-            next(given, None)
-        elif not argument.startswith(tuple(f"{option}=" for option in options)):
-            kept.append(argument)
-    return kept

@@ -102,7 +102,7 @@ class Session:
 
         if self._plan.resume:
             self._recall()
-        self._note(**run_info(self._plan), socket=self._listen())
+        self._note(**run_info(self._plan), socket=self._listen(), exit_status=None)
         if self._notify:
             from tui3090.notify import Notifier
 

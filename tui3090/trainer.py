@@ -179,8 +179,8 @@ class Trainer:
         if self._plan.resume:
             self._resume(self._save_to_resume())
         self._tell_available()
-        self._first_began = time.time()
-        self._emit(Stage(time=self._first_began, name="first step"))
+        self._first_began = time.perf_counter()
+        self._emit(Stage(time=time.time(), name="first step"))
 
     def _train(self) -> None:
         job = self.job
@@ -344,8 +344,8 @@ class Trainer:
         self._watchdog.look(record, len(running.window.micro_batches) - record.micro_batches)
         self._say("train", self._gradients.lost(), "error")
         if self._first_began:
-            now = time.time()
-            self._emit(Stage(time=now, name="first step", seconds=now - self._first_began))
+            seconds = time.perf_counter() - self._first_began
+            self._emit(Stage(time=time.time(), name="first step", seconds=seconds))
             self._first_began = 0.0
             self._poller.held = held_by(self.job.step.model, self.job.step.optimizer)
 

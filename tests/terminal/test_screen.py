@@ -66,6 +66,8 @@ def test_the_last_words_of_an_abort_are_in_the_log(shell: Shell) -> None:
     (shell.folder / "train.py").write_text(TRAIN.replace("    model =", "    import os; os.abort()\n    model ="))
     shell.command(f"{COMMAND} run train.py --run-dir run")
     assert shell.status() == 128 + 6
+    assert shell.restored
+    assert b"tui3090: SIGABRT ended training: its last words are in run/output.log." in shell.bytes
     assert "Fatal Python error: Aborted" in (shell.folder / "run" / "output.log").read_text()
 
 

@@ -68,7 +68,7 @@ class QuitQuestion:
     def rows(self, view: View, width: int, height: int, now: float) -> list[Row]:
         """The choices."""
         return [
-            [("s", "key"), ("    stop: training ends with the step in flight", "plain")],
+            [("s", "key"), ("    save and stop: training ends with the step in flight", "plain")],
             [("d", "key"), ("    leave it running: tui3090 show comes back to it", "plain")],
             [("esc", "key"), ("  stay", "plain")],
         ]
@@ -76,7 +76,7 @@ class QuitQuestion:
     def line(self, view: View, width: int, now: float) -> Row:
         """The choices in short."""
         return [
-            *[("s", "key"), (" stop  ", "plain"), ("d", "key"), (" leave it running  ", "plain")],
+            *[("s", "key"), (" save and stop  ", "plain"), ("d", "key"), (" leave it running  ", "plain")],
             *[("esc", "key"), (" stay", "plain")],
         ]
 

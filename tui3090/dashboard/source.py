@@ -123,7 +123,7 @@ class FolderSource:
                 self._put(records)
             elif not reader.at_end:
                 continue
-            elif state is not None and state.state in OVER:
+            elif state is not None and state.state in OVER and not lives:  # else it was resumed
                 return
             elif not lives and not given_up and not mistaken:
                 given_up = True
@@ -193,7 +193,7 @@ def writer_lives(folder: RunFolder) -> bool:
     try:
         info: dict[str, Any] = folder.read_info()
         pid, started = info.get("pid"), info.get("pid_started")
-        if "exit_status" in info:
+        if info.get("exit_status") is not None:
             return False  # it may have turned into a look at itself
         if not isinstance(pid, int) or not isinstance(started, (int, float)):
             return False
