@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -282,3 +285,48 @@ def test_gpt2s_published_sizes(size: str, parameters: int) -> None:
     with torch.device("meta"):
         model, _ = scratch.gpt2(size, ["a"])
     assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize("name", ["gpt2", "lora"])
+def test_the_fused_loss_gets_what_the_models_own_loss_is_made_of(
+    make: Make, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """With torch's kernels in liger-kernel's place, which needs a card."""
+
+    class Fused:
+        def __init__(self, ignore_index: int) -> None:
+            self.ignored = ignore_index
+
+        def __call__(self, weight: Any, hidden: Any, labels: Any, bias: Any) -> torch.Tensor:
+            logits = nn.functional.linear(hidden, weight, bias)
+            return nn.functional.cross_entropy(logits, labels, ignore_index=self.ignored)
+
+    stand_in = type(sys)("liger_kernel.transformers")
+    stand_in.LigerFusedLinearCrossEntropyLoss = Fused  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "liger_kernel", type(sys)("liger_kernel"))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", stand_in)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    recipe = make(name, liger=True, **({"pack": True} if name == "lora" else {}))
+    for batch in recipe.eval_data:  # type: ignore[union-attr]
+        fused = recipe.loss(recipe.model, batch)
+        assert fused.item() == pytest.approx(pretrained.causal_loss(recipe.model, batch).item(), rel=1e-5)
+        assert fused.requires_grad
+
+
+def test_a_copied_recipe_runs_by_the_command_and_leaves_its_result(tmp_path: Path) -> None:
+    root = Path(pretrained.__file__).parents[1]
+
+    def tui3090(*arguments: str) -> str:
+        command = [sys.executable, "-m", "tui3090", *arguments]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    tui3090("new", "--from", "bert", "mine.py")
+    options = ["--scratch", "tiny", "--max-length", "32"]
+    said = tui3090("run", "mine.py", "--headless", "--steps", "2", "--run-dir", "run", "--", *options)
+    assert "% padding)" in said
+    kind = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "result", local_files_only=True)
+    assert len(kind.config.id2label) == 10
