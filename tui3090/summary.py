@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from tui3090.dashboard import text
 from tui3090.dashboard.view import View
@@ -37,12 +38,13 @@ def progress(view: View) -> str:
 
 
 def summary(view: View) -> list[str]:
-    """How the run ended, its loss, its time, its techniques and its folder: a line each."""
+    """How the run ended, its loss, its time, its techniques, its folder and what it left there: a line each."""
     rows = (
         ("loss", _loss(view)),
         ("time", _time(view)),
         ("techniques", _techniques(view)),
         ("run folder", view.folder),
+        *([("result", str(result))] if (result := Path(view.folder) / "result").is_dir() else []),
     )
     return [f"tui3090: {_ended(view)}", *(f"  {name:<10}  {plain(words)}" for name, words in rows)]
 

@@ -327,6 +327,7 @@ def test_a_copied_recipe_runs_by_the_command_and_leaves_its_result(tmp_path: Pat
     tui3090("new", "--from", "bert", "mine.py")
     options = ["--scratch", "tiny", "--max-length", "32"]
     said = tui3090("run", "mine.py", "--headless", "--steps", "2", "--run-dir", "run", "--", *options)
-    assert "% padding)" in said
+    assert " % padding)" in said
+    assert "  result      run/result\n" in said
     kind = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "result", local_files_only=True)
     assert len(kind.config.id2label) == 10
