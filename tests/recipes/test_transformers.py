@@ -243,7 +243,6 @@ def test_no_mask_is_built_and_nothing_else_changes(
         monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", refuse)
         monkeypatch.setattr("transformers.masking_utils._ignore_causal_mask_sdpa", refuse)
         assert pretrained.causal_loss(model.eval(), batch).item() == pytest.approx(expected, rel=1e-6)
-        assert pretrained.write(model, AutoTokenizer.from_pretrained(tiny_folder / "gpt2"), ids[0].tolist(), 8)
         ours = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
     assert torch.equal(ours, written)
 
