@@ -19,7 +19,8 @@ from tests.conftest import Ran, Train
 from tests.reference import Blocks, loss_of, samples
 from tui3090.meters.flops import counting
 from tui3090.recipe import Recipe
-from tui3090.records import Available, Change, Changed, Event, Refused, State, StepRecord
+from tui3090.records import Available, Change, Changed, Event, Refused, State, StepRecord, Stop
+from tui3090.savefolder import saves
 from tui3090.settings import Settings
 from tui3090.techniques import compile
 from tui3090.techniques.compile import missing_compiler
@@ -330,3 +331,19 @@ def test_counting_flops_uncompiled_may_take_more_memory_than_there_is(train: Tra
     assert [e.text for e in ran.of(Event) if e.source == "memory"] == [
         "out of memory while FLOPs were counted, uncompiled: no FLOPs for this batch shape"
     ]
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("before", [False, True], ids=["saved without", "saved with"])
+@pytest.mark.parametrize("after", [False, True], ids=["resumed without", "resumed with"])
+def test_a_save_is_the_plain_models_whether_it_was_compiled_or_not(
+    train: Train, tmp_path: Path, before: bool, after: bool
+) -> None:
+    whole = train(recipe())
+    toggled = {2: [Change("compile", not before)], 3: [Change("compile", before)], 5: [Stop()]}
+    train(recipe(), toggled, Settings(compile=before), folder=tmp_path)
+    [save] = saves(tmp_path / "saves")[0]
+    assert save.notes.tensors.keys() == whole.weights.keys()
+    ran = train(recipe(), settings=Settings(compile=after), folder=tmp_path, resume=True)
+    assert ran.status == 0, ran.records[-1]
+    assert ran.losses == pytest.approx(whole.losses[5:], abs=1e-6)

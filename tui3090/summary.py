@@ -39,7 +39,7 @@ def progress(view: View) -> str:
 
 
 def summary(view: View) -> list[str]:
-    """How the run ended, its loss, its time, its techniques, its folder and what it left there, its saves too: a line each."""
+    """How the run ended, its loss, its time, its techniques, its folder and what it left there: a line each."""
     rows = (
         ("loss", _loss(view)),
         ("time", _time(view)),
