@@ -153,6 +153,12 @@ def test_new_writes_a_train_py_whose_options_can_be_read(folder: Path, capsys: p
     assert cli.main(["run", "mine.py", "--", "--help"]) == 0
 
 
+def test_a_models_folder_does_not_hide_the_recipe_of_its_name(plans: list[tuple[RunPlan, Path, bool, bool]]) -> None:
+    Path("gpt").mkdir()
+    cli.main(["run", "gpt"])
+    assert plans[0][0].recipe.is_file()
+
+
 @pytest.mark.parametrize("name", ["bert", "gpt2", "lora", "gpt"])
 def test_new_copies_a_bundled_recipe(folder: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert cli.main(["new", "--from", name, "mine.py"]) == 0

@@ -19,7 +19,8 @@ from tests.conftest import Ran, Train
 from tests.reference import Blocks, loss_of, samples
 from tui3090.meters.flops import counting
 from tui3090.recipe import Recipe
-from tui3090.records import Available, Change, Changed, Event, Refused, State, StepRecord
+from tui3090.records import Available, Change, Changed, Event, Refused, State, StepRecord, Stop
+from tui3090.savefolder import saves
 from tui3090.settings import Settings
 from tui3090.techniques import compile
 from tui3090.techniques.compile import missing_compiler
@@ -105,6 +106,7 @@ def test_switched_on_twice_with_kernels_in_a_thread(
 class TestWithoutKernels:
     def test_what_is_on_screen_meanwhile(self, train: Train) -> None:
         ran = train(recipe(), {2: [Change("compile", True)]})
+        assert [record.compiled for record in ran.of(StepRecord)] == [window == 2 for window in range(11)]
         assert [(state.state, state.detail) for state in ran.of(State)] == [
             ("training", ""),
             ("training", "loading the compiler"),
@@ -216,7 +218,8 @@ class TestWithoutKernels:
 
         ran = train(made(), settings=ON)
         equal(ran, train(made()))
-        assert "too many kinds of batches to compile for: further ones run uncompiled" in said(ran)
+        (bound,) = [event for event in ran.of(Event) if "keeps changing" in event.text]
+        assert bound.level == "warning"
 
 
 def broken_forward(graph: Any, inputs: Any) -> Callable[..., Any]:
@@ -232,6 +235,17 @@ def broken_backward(graph: Any, inputs: Any) -> Callable[..., Any]:
     made = aot_autograd(fw_compiler=lambda graph, inputs: make_boxed_func(graph.forward), bw_compiler=broken_forward)
     compiled: Callable[..., Any] = made(graph, inputs)
     return compiled
+
+
+def test_a_torch_that_can_not_compile_here(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise RuntimeError("torch.compile is not supported on Python 3.99+")
+
+    monkeypatch.setattr(torch, "compile", refused)
+    ran = train(recipe(), {3: [Change("compile", True)]})
+    equal(ran, train(recipe()))
+    assert said(ran)[-1].startswith("torch.compile failed in this run: torch.compile is not supported on Python 3.99+")
+    assert not ran.trainer.job.settings.compile
 
 
 @pytest.mark.parametrize("backend", [broken_forward, broken_backward])
@@ -317,3 +331,19 @@ def test_counting_flops_uncompiled_may_take_more_memory_than_there_is(train: Tra
     assert [e.text for e in ran.of(Event) if e.source == "memory"] == [
         "out of memory while FLOPs were counted, uncompiled: no FLOPs for this batch shape"
     ]
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("before", [False, True], ids=["saved without", "saved with"])
+@pytest.mark.parametrize("after", [False, True], ids=["resumed without", "resumed with"])
+def test_a_save_is_the_plain_models_whether_it_was_compiled_or_not(
+    train: Train, tmp_path: Path, before: bool, after: bool
+) -> None:
+    whole = train(recipe())
+    toggled = {2: [Change("compile", not before)], 3: [Change("compile", before)], 5: [Stop()]}
+    train(recipe(), toggled, Settings(compile=before), folder=tmp_path)
+    [save] = saves(tmp_path / "saves")[0]
+    assert save.notes.tensors.keys() == whole.weights.keys()
+    ran = train(recipe(), settings=Settings(compile=after), folder=tmp_path, resume=True)
+    assert ran.status == 0, ran.records[-1]
+    assert ran.losses == pytest.approx(whole.losses[5:], abs=1e-6)

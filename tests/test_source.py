@@ -174,6 +174,17 @@ def test_an_error_without_a_line_of_the_users_names_the_file():
     assert describe(ValueError("boom"), Path("train.py")) == "train.py: ValueError: boom"
 
 
+def test_what_says_its_place_is_not_told_it_again(write):
+    path = write("def recipe(): return 1 / 0")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path, {})
+    assert describe(caught.value, path) == str(caught.value) == f"{path}, line 1: ZeroDivisionError: division by zero"
+
+
+def test_a_sentence_of_a_bundled_recipe_stands_alone():
+    assert describe(RecipeError("There is no data nope.csv."), bundled("bert")) == "There is no data nope.csv."
+
+
 def test_bundled_recipes_are_files_that_load():
     assert "size" in [option.name for option in read_options(bundled("gpt"))]
     recipe = load_recipe(bundled("gpt"), {})

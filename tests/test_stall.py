@@ -115,6 +115,7 @@ def test_on_a_card_it_is_the_wait_or_the_idle_time_whichever_is_less(
         before=None if idle_s is None else At(1.0),  # type: ignore[arg-type]
         flops=None,
         replayed=False,
+        compiled=False,
         sample=None,
     )
     assert running.stall_s == pytest.approx(stall_s)

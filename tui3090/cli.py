@@ -380,9 +380,14 @@ def doctor(arguments: argparse.Namespace) -> int:
 def _recipe_path(given: str) -> Path:
     """The file that the command names: a path, or the name of a bundled recipe."""
     path = Path(given)
-    if path.suffix == ".py" or os.sep in given or path.exists():
+    if path.suffix == ".py" or os.sep in given:
         return path
-    return bundled(given)
+    try:
+        return bundled(given)  # before a folder of this name, which may well hold a model
+    except RecipeError:
+        if path.exists():
+            return path
+        raise
 
 
 def _plan(arguments: argparse.Namespace, path: Path) -> RunPlan:

@@ -108,9 +108,9 @@ class Gains:
 
 
 def measured(record: StepRecord) -> bool:
-    """Whether a window ran and its times are times: a log may hold anything."""
+    """Whether a window ran, and its times are times of a step: a log may hold anything."""
     times = record.seconds, record.wait_s, record.stall_s
-    return record.skipped != "no labels" and all(0 <= time < math.inf for time in times)
+    return record.skipped != "no labels" and not record.compiled and all(0 <= time < math.inf for time in times)
 
 
 class Training:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from tui3090.dashboard import text
 from tui3090.dashboard.view import View
 from tui3090.output import plain
-from tui3090.records import Changed, Evaluated, Event, Gain, Record, Refused, Resumed, Saved, Stage, Started
+from tui3090.records import Changed, Evaluated, Event, Gain, Record, Refused, Resumed, Saved, Stage, Started, State
 from tui3090.settings import BY_NAME, named
 from tui3090.summary import progress, step_time, throughput
 
@@ -86,6 +86,10 @@ def _line(record: Record) -> str:
             return f"saved step {text.number(record.step)}: saves/{record.name} ({record.reason})"
         case Resumed():
             return f"goes on from saves/{record.name}, step {text.number(record.step)}"
+        case State(state="training", detail=str(detail)) if detail:
+            return detail
+        case Event(source="compile", level="info"):
+            return record.text
         case Event(level="warning" | "error"):
             return f"{record.level}: {record.text}"
     return ""

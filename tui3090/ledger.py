@@ -42,6 +42,8 @@ class Running:
     """The last work of the window before it; None: something else came between."""
     flops: FlopCount | None
     replayed: bool
+    compiled: bool
+    """Whether something was compiled in it."""
     sample: Sample | None
     """Marks of its phases, in a window now and then."""
     ended: float | None = None
@@ -140,6 +142,7 @@ class Ledger:
             peak_flops_s=peak(self._device_name, precision),
             precision=precision,
             replayed=running.replayed,
+            compiled=running.compiled,
             settings=settings.short(),
         )
 

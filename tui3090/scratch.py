@@ -45,9 +45,10 @@ def bert(size: str, texts: list[str], names: Sequence[str]) -> tuple[Any, Any]:
 
 def gpt2(size: str, texts: list[str]) -> tuple[Any, Any]:
     """A GPT-2 and a byte-level BPE tokenizer; the vocabulary is the published one's, 50257, for all but `tiny`."""
-    config = GPT2Config(vocab_size=2048 if size == "tiny" else 50257, use_cache=False, **GPT2[size])
+    vocabulary = 2048 if size == "tiny" else 50257
     trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator(texts, vocab_size=config.vocab_size, special_tokens=[END], show_progress=False)
+    trained.train_from_iterator(texts, vocab_size=vocabulary, special_tokens=[END], show_progress=False)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, bos_token=END, eos_token=END)
-    config.bos_token_id = config.eos_token_id = tokenizer.eos_token_id
+    end = tokenizer.eos_token_id
+    config = GPT2Config(vocab_size=vocabulary, bos_token_id=end, eos_token_id=end, use_cache=False, **GPT2[size])
     return GPT2LMHeadModel(config), tokenizer

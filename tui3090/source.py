@@ -93,6 +93,8 @@ def describe(error: BaseException, path: Path) -> str:
         return str(error)  # its place is in it already
     frames = list(traceback.extract_tb(error.__traceback__))
     text = str(error)
+    if isinstance(error, RecipeError) and (text.startswith(str(path)) or path.absolute().parent == RECIPES):
+        return harmless(text)  # it says its place itself, or is on an option of a bundled recipe
     if isinstance(error, SyntaxError):
         frames.append(traceback.FrameSummary(error.filename or "", error.lineno, ""))
         text = error.msg

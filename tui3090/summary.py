@@ -39,13 +39,14 @@ def progress(view: View) -> str:
 
 
 def summary(view: View) -> list[str]:
-    """How the run ended, its loss, its time, its techniques, its folder and its last save: a line each."""
+    """How the run ended, its loss, its time, its techniques, its folder and what it left there: a line each."""
     rows = (
         ("loss", _loss(view)),
         ("time", _time(view)),
         ("techniques", _techniques(view)),
         ("run folder", view.folder),
         ("saved", _saved(view)),
+        *([("result", str(result))] if (result := Path(view.folder) / "result").is_dir() else []),
     )
     return [f"tui3090: {_ended(view)}", *(f"  {name:<10}  {plain(words)}" for name, words in rows if words)]
 

@@ -6,7 +6,8 @@ like length, and there are at most `BUCKETS` lengths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -33,10 +34,9 @@ class Tokens(Dataset[dict[str, Any]]):
         self.lengths = torch.tensor([len(sequence) for sequence in sequences])
         """[sequences], int64."""
         self._ends = self.lengths.cumsum(0)
-        self._ids = torch.tensor(list(chain.from_iterable(sequences)), dtype=torch.int32)
+        self._ids = _flat(sequences)
         self._of_each = [label for label in labels if isinstance(label, int)]
-        of_tokens = chain.from_iterable(label for label in labels if not isinstance(label, int))
-        self._of_tokens = torch.tensor(list(of_tokens), dtype=torch.int32)
+        self._of_tokens = _flat(label for label in labels if not isinstance(label, int))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -48,6 +48,12 @@ class Tokens(Dataset[dict[str, Any]]):
         piece = slice(end - int(self.lengths[index]), end)
         labels = self._of_each[index] if self._of_each else self._of_tokens[piece].long()
         return {"input_ids": self._ids[piece].long(), "labels": labels}  # [length] each, or one label
+
+
+def _flat(sequences: Iterable[Sequence[int]]) -> Tensor:
+    """All of them one after the other: [tokens], int32, without a Python object for each on the way."""
+    numbers = array("i", chain.from_iterable(sequences))
+    return torch.frombuffer(numbers, dtype=torch.int32) if numbers else torch.zeros(0, dtype=torch.int32)
 
 
 def cut(texts: Sequence[Sequence[int]], length: int, end: int) -> Tokens:

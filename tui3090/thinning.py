@@ -100,9 +100,9 @@ class Thinner:
         return (record,)
 
 
-def _alike(record: StepRecord) -> tuple[str, str, bool]:
+def _alike(record: StepRecord) -> tuple[str, str, bool, bool]:
     """What windows that one line stands for have in common."""
-    return record.skipped, record.settings, record.loader_start
+    return record.skipped, record.settings, record.loader_start, record.compiled
 
 
 def _mean(group: Sequence[StepRecord]) -> StepRecord:

@@ -71,6 +71,13 @@ class TestHeader:
         seen.absorb([State(time=NOW, state="training")])
         assert "compiling" not in texts(header.rows(seen, width, 2, NOW))[0]
 
+    def test_the_pace_is_that_of_steps_in_which_nothing_was_compiled(self) -> None:
+        seen = running()
+        before = texts(header.rows(seen, 160, 2, NOW))[1]
+        assert "1.00 s/step" in before
+        seen.absorb([step(1413, seconds=70.0, compiled=True)])
+        assert texts(header.rows(seen, 160, 2, NOW))[1] == before
+
     def test_loading(self) -> None:
         seen = View(name="bert-large")
         assert texts(header.rows(seen, 80, 2, NOW)) == [" ● LOADING  bert-large", "   device: not chosen yet"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,15 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from tests.conftest import Ran, Train
 from tests.recipes.conftest import Make
@@ -117,6 +128,7 @@ def test_a_run_leaves_what_from_pretrained_loads(
     elif name == "lora":
         assert tokenizer.chat_template
     assert loaded.config.use_cache or name == "bert"
+    assert loaded.config._attn_implementation == "sdpa"
 
 
 def test_only_adapters_learn(train: Train, make: Make, tiny_folder: Path) -> None:
@@ -187,8 +199,10 @@ def test_perplexity_is_that_of_the_eval_loss_and_something_is_written(train: Tra
 
 
 @pytest.mark.parametrize("name", ["gpt2", "lora"])
-def test_packed_texts_do_not_see_each_other(make: Make, name: str) -> None:
-    model: Any = make(name).model.eval()
+def test_packed_texts_do_not_see_each_other(make: Make, tiny_folder: Path, name: str) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_folder / "gpt2").eval()
+    if name == "lora":
+        model = make("lora", pack=True).model.eval()
     ids = [[11, 12, 13, 14, 15], [21, 22, 23], [31, 32, 33, 34]]
     tokens = Tokens(ids, ids)
     packed = Packed(tokens, 16)
@@ -208,6 +222,38 @@ def test_a_causal_model_needs_no_mask_for_padding_on_the_right(make: Make, name:
         assert pretrained.causal_loss(recipe.model, batch).item() == pytest.approx(
             recipe.model(**batch).loss.item(), rel=1e-5
         )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "lora"])
+def test_no_mask_is_built_and_nothing_else_changes(
+    make: Make, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    recipe = make(name)
+    model: Any = recipe.model
+    plain = AutoModelForCausalLM.from_pretrained(tiny_folder / ("llama" if name == "lora" else name)).eval()
+    batch = next(iter(recipe.eval_data))  # type: ignore[arg-type]
+    ids = batch["input_ids"][:1, :5]
+    with torch.no_grad():
+        expected = plain(**batch).loss.item()
+        written = plain.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+
+        def refuse(*args: Any, **kwargs: Any) -> None:
+            raise AssertionError("a mask is asked for")
+
+        monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", refuse)
+        monkeypatch.setattr("transformers.masking_utils._ignore_causal_mask_sdpa", refuse)
+        assert pretrained.causal_loss(model.eval(), batch).item() == pytest.approx(expected, rel=1e-6)
+        ours = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+    assert torch.equal(ours, written)
+
+
+def test_layers_with_a_window_keep_their_masks() -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    windowed = MistralForCausalLM(MistralConfig(vocab_size=64, num_key_value_heads=2, sliding_window=4, **shape))
+    pretrained.leave_masks_out(windowed)
+    assert windowed.config._attn_implementation == "sdpa"
+    pretrained.leave_masks_out(whole := LlamaForCausalLM(LlamaConfig(vocab_size=64, **shape)))
+    assert whole.config._attn_implementation == pretrained.MASK_FREE
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -282,3 +328,49 @@ def test_gpt2s_published_sizes(size: str, parameters: int) -> None:
     with torch.device("meta"):
         model, _ = scratch.gpt2(size, ["a"])
     assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize("name", ["gpt2", "lora"])
+def test_the_fused_loss_gets_what_the_models_own_loss_is_made_of(
+    make: Make, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """With torch's kernels in liger-kernel's place, which needs a card."""
+
+    class Fused:
+        def __init__(self, ignore_index: int) -> None:
+            self.ignored = ignore_index
+
+        def __call__(self, weight: Any, hidden: Any, labels: Any, bias: Any) -> torch.Tensor:
+            logits = nn.functional.linear(hidden, weight, bias)
+            return nn.functional.cross_entropy(logits, labels, ignore_index=self.ignored)
+
+    stand_in = type(sys)("liger_kernel.transformers")
+    stand_in.LigerFusedLinearCrossEntropyLoss = Fused  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "liger_kernel", type(sys)("liger_kernel"))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", stand_in)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    recipe = make(name, liger=True, **({"pack": True} if name == "lora" else {}))
+    for batch in recipe.eval_data:  # type: ignore[union-attr]
+        fused = recipe.loss(recipe.model, batch)
+        assert fused.item() == pytest.approx(pretrained.causal_loss(recipe.model, batch).item(), rel=1e-5)
+        assert fused.requires_grad
+
+
+def test_a_copied_recipe_runs_by_the_command_and_leaves_its_result(tmp_path: Path) -> None:
+    root = Path(pretrained.__file__).parents[1]
+
+    def tui3090(*arguments: str) -> str:
+        command = [sys.executable, "-m", "tui3090", *arguments]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    tui3090("new", "--from", "bert", "mine.py")
+    options = ["--scratch", "tiny", "--max-length", "32"]
+    said = tui3090("run", "mine.py", "--headless", "--steps", "2", "--run-dir", "run", "--", *options)
+    assert " % padding)" in said
+    assert "  result      run/result\n" in said
+    kind = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "result", local_files_only=True)
+    assert len(kind.config.id2label) == 10

@@ -397,7 +397,8 @@ class View:
         if self.first_step_time is None:
             self.first_step_time = record.time
         self.step = record
-        self.recent.append(record)
+        if not record.compiled:
+            self.recent.append(record)
         if record.skipped:
             self.skipped += record.steps
             if record.skipped in self.skip_reasons or len(self.skip_reasons) < NAMES:

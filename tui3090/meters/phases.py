@@ -95,6 +95,7 @@ class Sampler:
         """A sample for the window that begins now; None: it is not its turn, or its time can't be told."""
         if self._clock() < self._due or (self._device.type == "cuda" and before is None):
             return None
+        self._due = self._clock() + EVERY_S  # what this one costs is known a window later
         return Sample(self._device, before, self._clock)
 
     def took(self, sample: Sample) -> None:

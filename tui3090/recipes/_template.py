@@ -87,4 +87,6 @@ def recipe(
         # blocks=None,       the layers that checkpointing works on; None: found in the model
         # shuffle=True,      a new order each epoch
         # seed=0,            of the order and of dropout
+        # export=None,       a function of a folder, to write into it what was learned when training is over
+        # notes=(),          sentences on the data for the log
     )

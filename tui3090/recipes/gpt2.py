@@ -58,6 +58,7 @@ def recipe(
 
         net, tokenizer = gpt2(scratch, train)
     pretrained.check_length(net, max_length)
+    pretrained.leave_masks_out(net)
     if tokenizer.eos_token_id is None:
         raise RecipeError("The tokenizer has no token for a text's end: set its eos_token and save it again.")
 

@@ -73,6 +73,8 @@ def recipe(
     bits = {"8bit": 8, "4bit": 4}.get(base)
     frozen = pretrained.causal_lm(source, torch.bfloat16 if base == "bf16" else torch.float32, bits)
     pretrained.check_length(frozen, max_length)
+    if not pack:
+        pretrained.leave_masks_out(frozen)
     net = pretrained.with_adapters(frozen, rank, alpha, dropout)
 
     def tokens(chats: list[Encoded]) -> textdata.Tokens | textdata.Packed:

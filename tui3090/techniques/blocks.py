@@ -12,9 +12,7 @@ from torch import nn
 @contextmanager
 def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """The module's forward is `forward`; afterwards it is what it was. Nests: the class itself is never touched."""
-    own = vars(
-        module
-    )  # straight, for torch's own way to set an attribute takes a while, and this comes with every step
+    own = vars(module)  # straight: torch's own way to set an attribute is slow, and this comes with every step
     before = own.get("forward")
     own["forward"] = forward
     try:

@@ -88,9 +88,11 @@ class Compiled:
         self._takes_loss = bool(blocks) and loss is not default_loss  # which only asks the model for its own
         self._made: dict[tuple[str, bool], _Made] = {}
         """By precision: what is compiled for one counts against the bound of that one alone."""
+        self._preparing = False
         self._at = 0
         self._began = 0.0
         self._seconds, self._times = 0.0, 0
+        self._lately = False
         self._ran, self._said_unused = False, False
         self._before: Counter[str] = Counter()
         """The graph breaks of the process before this forward."""
@@ -108,6 +110,7 @@ class Compiled:
         if not settings.compile or counting():
             yield self._loss
             return
+        self._preparing = True
         _bound_workers()
         if not self._made:
             self.progress("loading the compiler")
@@ -119,17 +122,24 @@ class Compiled:
         with ExitStack() as undo:
             undo.enter_context(no_key_value_cache(self._model))
             undo.enter_context(dynamo.patch(recompile_limit=variants, accumulated_recompile_limit=max(256, variants)))
-            undo.enter_context(functorch.patch(backward_pass_autocast="off"))  # as eager does it
+            if hasattr(functorch, "backward_pass_autocast"):  # an older torch has no choice
+                undo.enter_context(functorch.patch(backward_pass_autocast="off"))  # as eager does it
             undo.enter_context(self._watched())
             forwards, loss = self._for(settings)
             for module, forward in forwards:
                 undo.enter_context(forward_replaced(module, forward))
+            self._preparing = False
             yield loss
         self._tell()
 
+    def lately(self) -> bool:
+        """Whether something was compiled since the last call."""
+        lately, self._lately = self._lately, False
+        return lately
+
     def failed(self, error: Exception) -> bool:
         """Whether an error that ended a forward or backward may be the compiler's: run it again without, to see."""
-        if self._times:
+        if self._preparing or self._times:
             return True
         from torch._dynamo.exc import TorchDynamoException
 
@@ -192,6 +202,7 @@ class Compiled:
 
     def _ends(self, args: Any) -> None:
         self._times += 1
+        self._lately = True
         self._seconds += time.perf_counter() - self._began
 
     def _tell(self) -> None:
@@ -210,8 +221,10 @@ class Compiled:
             if "torch.compiler.disable" in broke:
                 continue  # ours: the loss calls the model
             if "recompile limit" in _line(broke):
-                text = "too many kinds of batches to compile for: further ones run uncompiled"
-                self.say(text, "warning")
+                text = (
+                    "what compiled code depends on keeps changing (batch shapes, a list that grows): what is new runs"
+                )
+                self.say(f"{text} uncompiled from here on", "warning")
             elif len(self._noted) < NOTED_BREAKS:
                 self.say(f"compiled in parts where the compiler can't follow: {_line(broke)}", "info")
             self._noted.add(broke)
