@@ -126,6 +126,13 @@ class TestChart:
         assert sum(row.count("C") for row in rows) == 2
         assert "400" in rows[-1]
 
+    def test_a_run_within_the_raw_band_can_be_seen(self) -> None:
+        this = curve(*[1.0, 3.0] * 200)
+        rows = draw(this, [], 80, 12, behind=[Other("B", "b", curve(*[2.5] * 400))])
+        cells = "".join(text for row in rows[:10] for text, role in row[1:] if role == "dim").replace(" ", "")
+        assert cells.count("B") == 4
+        assert len(cells) > 30
+
     def test_it_is_drawn_anew_when_another_run_was_read(self) -> None:
         this, past = curve(1.0, 2.0, 3.0), Other("", "x")
         first = draw(this, [], 60, 8, NOW, behind=[past])

@@ -191,7 +191,7 @@ def _cells(
     height: int,
     marks: set[int],
 ) -> list[Row]:
-    """The plot itself: braille, an arrow where the curve leaves the range, other runs and marks in the empty cells."""
+    """The plot itself, in this order: smoothed line, arrow where it leaves the range, other runs, raw band, marks."""
     raw = _band_dots(columns, least, most, height * 4)
     smooth = _line_dots(columns.smooth, least, most, height * 4)
     lines = [(letter, _line_dots(values, least, most, height * 4)) for letter, values in others]
@@ -208,10 +208,12 @@ def _cells(
                 cells.append((chr(_BRAILLE + line), "smooth"))
             elif y == 0 and x in above:
                 cells.append((_ABOVE, "raw"))
+            elif x in behind:
+                cells.append((behind[x], "dim"))
             elif band:
                 cells.append((chr(_BRAILLE + band), "raw"))
             else:
-                cells.append((behind[x], "dim") if x in behind else (_MARK, "dim") if x in marks else (" ", "plain"))
+                cells.append((_MARK, "dim") if x in marks else (" ", "plain"))
         rows.append([("".join([char for char, _ in run]), role) for role, run in groupby(cells, key=itemgetter(1))])
     return rows
 
