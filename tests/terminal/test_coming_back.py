@@ -92,6 +92,12 @@ def test_a_run_that_is_killed_leaves_a_whole_terminal_and_the_way_back(shell: Sh
     assert shell.restored
     assert b"tui3090: SIGKILL ended training (from outside: by somebody, or by the system" in shell.bytes
     assert b"Go on with: tui3090 run train.py --resume run\r\n" in shell.bytes
+    before = shell.steps()
+    shell.command(f"{COMMAND} run train.py --resume run")
+    shell.wait(lambda: shell.steps() > before + 20 and "TRAINING" in shell.screen)
+    shell.process().terminate()
+    assert shell.status() == 143
+    assert shell.restored
 
 
 def test_a_signal_to_the_whole_job_counts_once(shell: Shell) -> None:
