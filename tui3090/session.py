@@ -51,7 +51,7 @@ class Session:
         self._guardian = guardian
         self._notify = notify
         self._notifier: Notifier | None = None
-        self._where = Path.cwd()  # a train.py may go elsewhere
+        self._where = Path.cwd()
         self._plan = replace(plan, folder=folder.path.absolute())
         self._folder = folder
         self._headless = headless
@@ -85,6 +85,8 @@ class Session:
                 status = self._end()
             if terminal is not None and self._to_be_looked_at():
                 terminal.restore()
+                with contextlib.suppress(OSError):
+                    os.chdir(self._where)  # a train.py may have gone elsewhere
                 become_show(terminal, self._view, self._where / self._folder.path, status)
         finally:
             if terminal is not None:

@@ -166,7 +166,9 @@ def test_a_finished_run_is_told_and_compared(shell: Shell) -> None:
     shell.command(f"{COMMAND} run train.py --run-dir one --steps 20 --headless >/dev/null")
     assert shell.status() == 0
     assert shell.run_info("one")["socket"].startswith(shell.runtime)  # it could be attached to as well
-    notify = """--notify 'echo "$TUI3090_EVENT $TUI3090_STEP $TUI3090_RUN" > told'"""
+    code = TRAIN.replace("    model = nn", "    import os; os.chdir('/')\n    model = nn")
+    (shell.folder / "train.py").write_text(code)
+    notify = """--notify 'echo "$TUI3090_EVENT $TUI3090_STEP $TUI3090_RUN" > "$TUI3090_RUN/told"'"""
     shell.command(f"{COMMAND} run train.py --run-dir two --steps 30 {notify}")
     shell.wait(lambda: b"\x1b]2;tui3090: train finished\x07" in shell.bytes, 60)
     assert b"\x07" in shell.bytes[: shell.bytes.find(b"\x1b]2;")]
@@ -177,8 +179,9 @@ def test_a_finished_run_is_told_and_compared(shell: Shell) -> None:
     assert shell.leave() == 0
     assert shell.restored
     assert "tui3090: train finished at step 30/30" in shell.screen
-    shell.until(lambda: (shell.folder / "told").exists())
-    assert (shell.folder / "told").read_text().split() == ["finished", "30", str(shell.folder / "two")]
+    assert "run folder  two" in shell.screen
+    shell.until(lambda: (shell.folder / "two" / "told").exists())
+    assert (shell.folder / "two" / "told").read_text().split() == ["finished", "30", str(shell.folder / "two")]
 
     shell.command(f"{COMMAND} show one two | cat")
     assert shell.status() == 0

@@ -109,7 +109,7 @@ class Dashboard(App[int]):
         self._dialog: Dialog | None = None
         self._zoomed = ""
         self._reading_on: Timer | None = None
-        self._output = Tail(RunFolder(Path(view.folder)).output) if view.folder else None
+        self._output = Tail(RunFolder(Path(view.folder).absolute()).output) if view.folder else None
 
     def compose(self) -> ComposeResult:
         """All panels; the dialogs come when they are asked for."""
