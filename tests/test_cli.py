@@ -21,6 +21,7 @@ def recipe(size: str = "small", batch_size: int = 8, lr: float = 1e-3):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with a train.py."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tui3090.remote.places", lambda: [])  # this machine's live runs are no part of the tests
     (tmp_path / "train.py").write_text(TRAIN)
     return tmp_path
 
@@ -40,6 +41,7 @@ def plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunPlan, 
             return 7
 
     monkeypatch.setattr("tui3090.session.Session", Session)
+    monkeypatch.setattr(cli, "open_terminal", lambda: None)  # with one it would fork
     return taken
 
 

@@ -137,12 +137,17 @@ def test_a_folder_that_others_can_enter_is_not_used(place: Path, tmp_path: Path)
 
 
 def test_too_long_a_path_leaves_the_other_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = tempfile.mkdtemp()
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp/" + "x" * 200)
-    assert listener.places()[0] == Path("/tmp/" + "x" * 200 + "/tui3090")
+    monkeypatch.setenv("TMPDIR", short)
+    assert listener.places() == [Path("/tmp/" + "x" * 200 + "/tui3090"), Path(short) / f"tui3090-{os.getuid()}"]
     listening, path = listener.bind()
     listening.close()
-    path.unlink()
-    assert path.parent == Path(f"/tmp/tui3090-{os.getuid()}")
+    assert path.parent == listener.places()[1]
+    shutil.rmtree(short)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "relative")
+    monkeypatch.delenv("TMPDIR")
+    assert listener.places() == [Path(f"/tmp/tui3090-{os.getuid()}")]
 
 
 def test_another_users_connection_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +259,15 @@ def test_live_runs_are_found_and_dead_sockets_removed(run: Run, place: Path) -> 
         gone.bind(str(dead))
     assert live_runs() == [run.folder]
     assert not dead.exists()
+
+
+def test_what_a_run_folder_names_as_its_socket_is_left_alone(run: Run, tmp_path: Path) -> None:
+    """A folder from elsewhere may name any file; a connection to one that is no socket is refused like a dead one's."""
+    thesis = tmp_path / "thesis.tex"
+    thesis.write_text("dear")
+    with pytest.raises(RemoteError, match="Nobody answers"):
+        Remote(thesis, run.folder)
+    assert thesis.read_text() == "dear"
 
 
 def test_a_socket_of_another_run_is_not_taken_for_this_one(run: Run, tmp_path: Path) -> None:

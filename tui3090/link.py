@@ -60,12 +60,16 @@ class Commands:
         self.send(command)
         return True
 
-    def leave_unattended(self) -> None:
-        """From here on this process has no screen; a trainer that is paused looks whether somebody is left."""
+    def leave_unattended(self, seen: bool = False) -> None:
+        """From here on this process has no screen; a trainer that is paused looks whether somebody is left.
+
+        Unless the pause was `seen` by who closed the screen: then it stays one.
+        """
         with self._lock:
             self._screen = False
             self._judge()
-            self.arrived.set()
+            if not seen:
+                self.arrived.set()
 
     def attend(self, viewers: int) -> None:
         """So many screens of other processes can send commands. A pause that the last of them saw stays one."""

@@ -40,7 +40,7 @@ def places() -> list[Path]:
     """The folders in which this user's runs may have their sockets, the preferred one first."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folders = [Path(runtime) / "tui3090"] if os.path.isabs(runtime) else []
-    return [*folders, Path(f"/tmp/tui3090-{os.getuid()}")]
+    return [*folders, Path(os.environ.get("TMPDIR") or "/tmp") / f"tui3090-{os.getuid()}"]
 
 
 def is_private(folder: Path) -> bool:

@@ -25,6 +25,10 @@ class RemoteError(Exception):
     """A run can't be reached; its text is a sentence."""
 
 
+class NobodyThere(RemoteError):
+    """Nobody serves the socket."""
+
+
 class Remote:
     """A connection to the run in folder `run`, by its socket at `path`. Raises RemoteError."""
 
@@ -74,12 +78,18 @@ def live_runs() -> list[Path]:
     found: dict[Path, float] = {}
     for folder in places():
         for path in folder.glob("*.sock") if is_private(folder) else ():
-            with contextlib.suppress(RemoteError):
+            try:
                 connection, hello = _connect(path)
-                connection.close()
-                run, started = hello.get("run"), hello.get("started")
-                if isinstance(run, str) and isinstance(started, (int, float)):
-                    found[Path(run)] = started
+            except NobodyThere:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                continue
+            except RemoteError:
+                continue
+            connection.close()
+            run, started = hello.get("run"), hello.get("started")
+            if isinstance(run, str) and isinstance(started, (int, float)):
+                found[Path(run)] = started
     return sorted(found, key=lambda run: found[run], reverse=True)
 
 
@@ -99,9 +109,7 @@ def _connect(path: Path) -> tuple[socket.socket, dict[str, Any]]:
             messages = lines.feed(data)
     except ConnectionRefusedError:
         connection.close()
-        with contextlib.suppress(OSError):
-            path.unlink()
-        raise RemoteError("The run's process is gone.") from None
+        raise NobodyThere("Nobody answers at the run's socket: this is a look.") from None
     except (OSError, WireError, ValueError):
         connection.close()
         raise RemoteError(SILENT) from None

@@ -218,7 +218,7 @@ class Session:
 
     def _in_plain_lines(self, out: PlainOutput) -> None:
         """Train without a screen until the run is over; where the terminal was hung up, `out` takes nothing."""
-        self._commands.leave_unattended()
+        self._commands.leave_unattended(seen=self._view.left)
         if self._trainer is None:
             self._start_training()
             assert self._trainer is not None

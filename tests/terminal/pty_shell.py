@@ -57,13 +57,14 @@ class Shell:
 
     def __init__(self, folder: Path, columns: int = 80, rows: int = 24) -> None:
         self.folder = folder
-        runtime = tempfile.mkdtemp()  # short: the path of a socket is at most 107 bytes
-        self._runtime = weakref.finalize(self, shutil.rmtree, runtime, ignore_errors=True)
+        self.runtime = tempfile.mkdtemp()  # short: the path of a socket is at most 107 bytes
+        weakref.finalize(self, shutil.rmtree, self.runtime, ignore_errors=True)
         environment = {
             **os.environ,
             "PS1": "READY> ",
             "TERM": "xterm-256color",
-            "XDG_RUNTIME_DIR": runtime,
+            "XDG_RUNTIME_DIR": self.runtime,
+            "TMPDIR": self.runtime,  # other live runs of this machine must not be found, let alone get keys
             "PYTHONPATH": os.pathsep.join([str(Path(tui3090.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
         }
         self.bash = pexpect.spawn(

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from tests.terminal.pty_shell import COMMAND, TRAIN, Shell
-from tui3090.records import Changed
+from tui3090.records import Change, Changed
+from tui3090.remote import Remote
 from tui3090.runlog import RecordReader
 
 WAITS = TRAIN.replace("    model = nn", "    open('waiting', 'w'); import time; time.sleep(1000)\n    model = nn")
@@ -60,6 +61,10 @@ def test_a_run_is_left_running_and_found_again_with_its_keys(shell: Shell) -> No
     shell.type("+")
     shell.wait(lambda: changes(shell) == [2])
     shell.wait(lambda: "in force from step" in shell.screen)
+    second = Remote(socket, shell.folder / "run")  # another viewer, at the same time
+    second.send(Change("accumulate", 8))
+    shell.wait(lambda: changes(shell) == [2, 8] and "accum 8" in shell.screen)
+    second.close()
     shell.type("q")
     shell.wait(lambda: "leave it running" in shell.screen)
     shell.type("d")
@@ -154,6 +159,7 @@ def test_a_finished_run_is_told_and_compared(shell: Shell) -> None:
     """The second run of a recipe sees the first; the end rings, sets the title, runs --notify, and drops torch."""
     shell.command(f"{COMMAND} run train.py --run-dir one --steps 20 --headless >/dev/null")
     assert shell.status() == 0
+    assert shell.run_info("one")["socket"].startswith(shell.runtime)  # it could be attached to as well
     notify = """--notify 'echo "$TUI3090_EVENT $TUI3090_STEP $TUI3090_RUN" > told'"""
     shell.command(f"{COMMAND} run train.py --run-dir two --steps 30 {notify}")
     shell.wait(lambda: b"\x1b]2;tui3090: train finished\x07" in shell.bytes, 60)
@@ -188,11 +194,14 @@ def slow(model, batch):
 """
 
 
-def test_quitting_in_a_long_step_waits_for_it_and_force_does_not(shell: Shell) -> None:
-    code = TRAIN.replace("loss=lambda", "loss=slow if True else lambda")
-    for seconds, force in ((3, ""), (1000, "Q")):
-        (shell.folder / "train.py").write_text(code + SLOW.format(seconds=seconds))
-        shell.command(f"{COMMAND} run train.py --run-dir run{seconds}")
+def test_quitting_waits_for_a_long_step_and_force_ends_a_stall(shell: Shell) -> None:
+    slow = TRAIN.replace("loss=lambda", "loss=slow if True else lambda") + SLOW.format(seconds=3)
+    stalls = TRAIN.replace(
+        "        x = torch", "        open('step', 'w'); import time; time.sleep(1000)\n        x = torch"
+    )
+    for run, code, force in (("slow", slow, ""), ("stalls", stalls, "Q")):
+        (shell.folder / "train.py").write_text(code)
+        shell.command(f"{COMMAND} run train.py --run-dir {run}")
         shell.wait(lambda: (shell.folder / "step").exists())
         shell.type("q")
         shell.wait(lambda: "leave it running" in shell.screen)
@@ -203,5 +212,5 @@ def test_quitting_in_a_long_step_waits_for_it_and_force_does_not(shell: Shell) -
         shell.type("?" + force)
         assert shell.status(30) == 0
         assert shell.restored
-        assert shell.run_info(f"run{seconds}")["steps"] == (0 if force else 1)
+        assert shell.run_info(run)["steps"] == (0 if force else 1)
         (shell.folder / "step").unlink()
