@@ -5,14 +5,17 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.conftest import Train
 from tests.reference import Blocks, loss_of, samples
 from tui3090.recipe import Recipe
-from tui3090.records import StepRecord
+from tui3090.records import Change, StepRecord
 from tui3090.settings import Settings
+from tui3090.techniques import checkpointing
 from tui3090.techniques.checkpointing import checkpointed, find_blocks
 
 
@@ -75,6 +78,157 @@ def test_an_exception_leaves_nothing_on() -> None:
         raise ZeroDivisionError
     assert model.config.use_cache
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+class ByKeyword(nn.Module):
+    """A block that takes its input and a mask by keyword alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, *, hidden: torch.Tensor, mask: torch.Tensor, context_fn: float, debug: bool = True) -> Any:
+        """[batch, 4], [batch, 1] -> [batch, 4] and a flag; two names are those of torch's checkpoint too."""
+        return nn.functional.dropout(self.linear(hidden) * mask, 0.3) * context_fn, debug
+
+
+def test_what_a_block_takes_by_keyword_is_shown_to_torch_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only there does it look for the card whose random state is put back for the recomputation."""
+    shown: list[tuple[Any, ...]] = []
+
+    def watching(function: Any, *args: Any, **kwargs: Any) -> Any:
+        shown.append(args)
+        assert kwargs.keys() == {"use_reentrant", "context_fn"}
+        return checkpoint(function, *args, **kwargs)
+
+    monkeypatch.setattr(checkpointing, "checkpoint", watching)
+    torch.manual_seed(0)
+    blocks = nn.ModuleList(ByKeyword() for _ in range(2))
+    x, mask = torch.randn(5, 4), torch.ones(5, 1)
+
+    def gradients(every: int) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        blocks.zero_grad()
+        with checkpointed(blocks, list(blocks), every):
+            hidden = x
+            for block in blocks:
+                hidden, flag = block(hidden=hidden, mask=mask, context_fn=0.5, debug=False)
+                assert flag is False
+            hidden.sum().backward()
+        return [p.grad for p in blocks.parameters() if p.grad is not None]
+
+    for got, wanted in zip(gradients(1), gradients(0), strict=True):
+        assert torch.equal(got, wanted)
+    assert [args[1:] for args in shown] == [(mask, 0.5, False)] * 2
+    assert shown[0][0] is x
+
+
+class Repeating(nn.Module):
+    """One block, run three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.2))] * 3)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, 16] -> [batch, 4]."""
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def test_a_block_that_is_run_several_times_is_wrapped_once(train: Train) -> None:
+    def recipe() -> Recipe:
+        torch.manual_seed(0)
+        return Recipe(model=Repeating(), train_data=samples(24), loss=loss_of, batch_size=4)
+
+    plain, ran = train(recipe()), train(recipe(), settings=Settings(checkpointing=1))
+    assert ran.status == 0, ran.records[-1]
+    assert ran.losses == plain.losses
+    for name, value in ran.weights.items():
+        assert torch.equal(value, plain.weights[name])
+    counted = [made.of(StepRecord)[0].hardware_flops for made in (plain, ran)]
+    matmul = 2 * 4 * 16 * 16  # of a block's forward
+    assert counted[1] - counted[0] == 3 * matmul
+
+
+class Instance(nn.Module):
+    """Blocks with an instance norm that keeps running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = nn.InstanceNorm1d
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Unflatten(1, (4, 4)), norm(4, track_running_stats=True), nn.Flatten(), nn.Linear(16, 16))
+            for _ in range(2)
+        )
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, 16] -> [batch, 4]."""
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_running_statistics_of_instance_norms_see_a_batch_once(train: Train) -> None:
+    def recipe() -> Recipe:
+        torch.manual_seed(0)
+        return Recipe(model=Instance(), train_data=samples(24), loss=loss_of, batch_size=4)
+
+    plain, ran = train(recipe()), train(recipe(), settings=Settings(checkpointing=1))
+    assert ran.losses == plain.losses
+    assert ran.weights["blocks.0.1.running_mean"].any()
+    for name, value in ran.weights.items():
+        assert torch.equal(value, plain.weights[name]), name
+
+
+class Spectral(nn.Module):
+    """Blocks whose weight is divided by a norm that each forward estimates better, and a table that all read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.linspace(0.5, 1.5, 16)
+        self.blocks = nn.ModuleList(SpectralBlock(table) for _ in range(4))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, 16] -> [batch, 4]."""
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class SpectralBlock(nn.Module):
+    """Its buffers change in a forward pass, all but the table."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.linear = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
+        self.register_buffer("table", table)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, 16] -> [batch, 16]."""
+        self.seen.add_(1)
+        return torch.tanh(self.linear(x * self.table)) / self.seen
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_block_with_a_state_of_its_own_begins_its_recomputation_where_its_forward_began(
+    train: Train, every: int
+) -> None:
+    def recipe() -> Recipe:
+        torch.manual_seed(0)
+        return Recipe(model=Spectral(), train_data=samples(24), loss=loss_of, batch_size=4)
+
+    plain, ran = train(recipe()), train(recipe(), {2: [Change("checkpointing", every)]})
+    assert ran.status == 0, ran.records[-1]
+    assert ran.losses == plain.losses
+    assert int(ran.weights["blocks.0.seen"]) == 6
+    for name, value in ran.weights.items():
+        assert torch.equal(value, plain.weights[name]), name
 
 
 class Adapted(nn.Module):

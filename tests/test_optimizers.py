@@ -45,6 +45,16 @@ def test_groups_survive_the_rebuilding(kind: Any) -> None:
     assert "fused=True" in note
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_on_a_card_it_is_capturable_from_the_start_so_that_replay_need_not_change_a_flag(kind: Any) -> None:
+    """A flag that changed with the graph key would find a step counter on the wrong device."""
+    for device, capturable in (("cpu", False), ("cuda", True)):
+        made = recipe(lambda m: kind([{"params": [m.weight]}, {"params": [m.bias], "lr": 1e-4}], lr=1e-3))
+        optimizer, _ = make_optimizer(made, made.model, torch.device(device))
+        assert [group["capturable"] for group in optimizer.param_groups] == [capturable] * 2
+        assert [group["fused"] for group in optimizer.param_groups] == [True] * 2
+
+
 class Own(torch.optim.AdamW):
     """A third party's."""
 

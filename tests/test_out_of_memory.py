@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.conftest import Ran, Train
 from tests.reference import Blocks, loss_of, samples
 from tui3090.recipe import Recipe
 from tui3090.records import Change, Changed, Event, Started, StepRecord
+from tui3090.rewind import Rewind
 from tui3090.settings import Settings
 
 
@@ -96,6 +99,20 @@ def test_random_state_and_running_statistics_are_as_if_the_window_had_not_begun(
     assert [(c.technique, c.new) for c in ran.of(Changed)] == [("checkpointing", 1)]
 
 
+def test_what_a_forward_leaves_in_a_model_is_undone() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.BatchNorm1d(8), nn.Dropout(0.5))
+    rewind = Rewind(model, torch.device("cpu"))
+    model(torch.randn(5, 8))
+    rewind.mark()
+    marked = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    x = torch.ones(5, 8)
+    first = model(x)
+    assert not any(torch.equal(buffer, marked[name]) for name, buffer in model.named_buffers())
+    rewind.back()
+    assert all(torch.equal(buffer, marked[name]) for name, buffer in model.named_buffers())
+    assert torch.equal(model(x), first)
+
+
 def test_batch_norm_sees_a_failed_window_once(train: Train) -> None:
     card = Card(room=4, fails_from=3)
     ran = train(recipe(card, batch_norm=True), settings=Settings(accumulate=2))
@@ -145,6 +162,25 @@ def test_in_the_optimizers_step_it_is_not_run_again(train: Train, failure: Any) 
     assert ran.status == 1
     assert Full.calls == 3
     assert "in the optimizer's step 3" in failure(ran)
+
+
+@pytest.mark.parametrize("kind", [ValueError, torch.OutOfMemoryError])
+def test_a_failure_that_is_told_keeps_nothing_of_what_failed(train: Train, failure: Any, kind: type[Exception]) -> None:
+    """The sentence stays on the screen; the traceback, which holds the frames and their tensors, does not stay."""
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def failing(model: nn.Module, batch: Any) -> torch.Tensor:
+        activations = model(batch["x"])
+        kept.append(weakref.ref(activations))
+        raise kind("there is no room")
+
+    with ThreadPoolExecutor(1) as pool:
+        ran = pool.submit(train, Recipe(**{**vars(recipe()), "loss": failing})).result(60)
+    gc.collect()
+    assert ran.status == 2
+    assert failure(ran)
+    assert kept
+    assert all(reference() is None for reference in kept)
 
 
 def test_in_an_evaluation_training_goes_on(train: Train) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tui3090.records import RECORD_TYPES, Record, StepRecord, from_object, to_line
+from tui3090.records import LONGEST_TEXT, MOST, RECORD_TYPES, Event, Record, StepRecord, from_object, to_line
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "str": st.text(),
-    "int": st.integers(),
+    "int": st.integers(1, MOST),
     "float": st.floats(),
     "bool": st.booleans(),
-    "Value": st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(min_size=1)),
+    "Value": st.one_of(st.booleans(), st.integers(0, MOST), st.floats(allow_nan=False), st.text(min_size=1)),
 }
 
 
@@ -86,6 +86,20 @@ def test_what_a_newer_version_added_is_passed_over_and_wrong_types_too() -> None
     assert from_object({**line, "step": True}) is None
     assert from_object({k: v for k, v in line.items() if k != "step"}) is None
     assert from_object({**line, "type": "nothing"}) is None
+
+
+def test_what_is_out_of_all_bounds_is_passed_over() -> None:
+    line = json.loads(to_line(_step()))
+    for number in (-1, MOST + 1, 10**400):
+        assert from_object({**line, "samples": number}) is None
+        assert from_object({**line, "planned_steps": number}) == replace(_step(), planned_steps=None)
+    assert from_object({**line, "steps": 0}) is None
+    assert from_object({**line, "loss": -5}) == replace(_step(), loss=-5)
+    for number in (-(10**400), 10**400):
+        assert from_object({**line, "loss": number}) is None
+    read = from_object(json.loads(to_line(Event(time=1.0, level="info", source="x", text="y" * 20_000))))
+    assert isinstance(read, Event)
+    assert read.text == "y" * LONGEST_TEXT
 
 
 def _step() -> StepRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from tui3090.settings import BY_NAME, CORES, TECHNIQUES, Settings, Technique
 from tui3090.techniques import MODULES, Machine, reason_unavailable, refusal
+from tui3090.techniques.together import PAIRS
 
 
 def test_table_settings_and_modules_name_the_same_techniques() -> None:
@@ -103,6 +105,7 @@ def test_on_the_cpu_everything_says_whether_it_can_be_had() -> None:
         "amp",
         "checkpointing",
         "accumulate",
+        "compile",
         "workers",
         "lr",
     }
@@ -122,3 +125,54 @@ def test_on_the_cpu_everything_says_whether_it_can_be_had() -> None:
 def test_which_techniques_go_together(machine: Machine, settings: Settings, words: str) -> None:
     assert words in (refusal(machine, settings) or "")
     assert refusal(Machine(torch.device("cuda", 0), (8, 6), (2, 13), 4), replace(settings, workers=0)) is None
+
+
+CARD = Machine(torch.device("cuda", 0), (8, 6), (2, 13), blocks=12)
+MEET = ("graph", "compile", "offload", "checkpointing")
+
+
+def test_the_table_has_a_row_for_any_two_techniques_that_meet_in_a_step() -> None:
+    rows = [frozenset((pair.one, pair.other)) for pair in PAIRS]
+    assert len(rows) == len(set(rows))
+    assert {frozenset(two) for two in combinations(MEET, 2)} <= set(rows)
+    for pair in PAIRS:
+        assert pair.one in BY_NAME
+        assert pair.other in BY_NAME or "optimizer" in pair.other
+        assert pair.how.endswith(".")
+
+
+def test_every_combination_can_be_had_or_is_refused_with_a_sentence() -> None:
+    values = [BY_NAME[name].values for name in ("amp", "accumulate", "tf32", *MEET)]
+    walked = 0
+    for amp, accumulate, tf32, graph, compile, offload, checkpointing in product(*values):
+        settings = Settings(
+            amp=amp,  # type: ignore[arg-type]
+            accumulate=accumulate,  # type: ignore[arg-type]
+            tf32=bool(tf32),
+            graph=bool(graph),
+            compile=bool(compile),
+            offload=bool(offload),
+            checkpointing=checkpointing,  # type: ignore[arg-type]
+        )
+        walked += 1
+        reason = refusal(CARD, settings)
+        assert (reason is not None) == bool(graph and offload), settings
+        assert reason is None or reason.startswith("Offload and graph replay exclude each other")
+        reason = refusal(replace(CARD, torch_version=(2, 9)), settings)
+        assert (reason is not None) == bool(graph and (offload or checkpointing)), settings
+        assert reason is None or reason.endswith(".")
+    assert walked == 3 * 7 * 2 * 2 * 2 * 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings", "words"),
+    [
+        (replace(CARD, no_compiler="compile unavailable: no compiler."), Settings(compile=True), "no compiler"),
+        (replace(CARD, capability=(6, 1)), Settings(compile=True), "Volta"),
+        (replace(CARD, blocks=2), Settings(offload=True), "more than 2 blocks"),
+        (Machine(torch.device("cpu"), blocks=12), Settings(offload=True), "runs on the CPU"),
+    ],
+)
+def test_what_compile_and_offload_need(machine: Machine, settings: Settings, words: str) -> None:
+    assert words in (refusal(machine, settings) or "")
+    assert refusal(CARD, settings) is None

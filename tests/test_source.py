@@ -1,5 +1,6 @@
 """Loading a train.py: what comes out, what is said where it fails, and that worker processes find it too."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -235,3 +236,18 @@ def test_a_new_file_takes_no_others_place(tmp_path):
             new_file(where)
         assert str(caught.value) == sentence
     assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize("call", ["input()", "import bdb; raise bdb.BdbQuit  # as breakpoint() does"])
+def test_what_asks_the_terminal_is_told_that_it_cannot(write, monkeypatch, call):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # as training finds it
+    path = write(f"def recipe():\n    {call}\n    return 1")
+    with pytest.raises(RecipeError, match="training can't read the terminal: take input"):
+        load_recipe(path, {})
+    assert describe(EOFError("Ran out of input"), path) == f"{path}: EOFError: Ran out of input"
+
+
+def test_a_place_that_is_told_is_not_told_again(write):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path := write("def recipe():\n    return 1 / 0"), {})
+    assert describe(caught.value, path) == f"{path}, line 2: ZeroDivisionError: division by zero"

@@ -151,6 +151,7 @@ def test_the_last_window_of_an_epoch_is_not_scaled_down(train: Train) -> None:
     )
     records = ran.of(StepRecord)
     assert [record.grad_norm for record in records] == [1.0, 1.0, 1.0]
+    assert [record.loss for record in records] == [0.0, -1.0, -2.0]  # the mean over what the window holds
     assert [record.planned_steps for record in records] == [3, 3, 3]
     assert ran.weights["w"].item() == -3.0
 
@@ -370,10 +371,10 @@ def test_steps_asked_for_are_taken_over_as_many_epochs_as_it_needs(train: Train)
 
 
 def test_what_can_not_be_had_is_refused_and_training_goes_on(train: Train) -> None:
-    ran = train(recipe(), {1: [Change("graph", True), Change("compile", True), Change("amp", "int4"), Change("no", 1)]})
+    ran = train(recipe(), {1: [Change("graph", True), Change("offload", True), Change("amp", "int4"), Change("no", 1)]})
     assert [(r.technique, r.reason) for r in ran.of(Refused)] == [
         ("graph", "CUDA graph replay needs an NVIDIA card, and training runs on the CPU."),
-        ("compile", "torch.compile is not in this version."),
+        ("offload", "Offload moves activations off a card, and training runs on the CPU."),
         ("amp", "amp is off, bf16 or fp16, not 'int4'"),
         ("no", ran.of(Refused)[3].reason),
     ]

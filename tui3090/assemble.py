@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -23,6 +24,7 @@ from tui3090.source import load_recipe
 from tui3090.step import Step
 from tui3090.techniques import Machine, refusal
 from tui3090.techniques.checkpointing import find_blocks
+from tui3090.techniques.compile import missing_compiler
 from tui3090.techniques.tf32 import on_now
 
 
@@ -54,17 +56,22 @@ class Job:
         return -(-left // k) + max(0, self.recipe.epochs - 1 - self.feed.epoch) * -(-whole // k)
 
 
-def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
-    """Load the recipe and bring it to its device, stage by stage. Raises RecipeError and whatever a recipe raises."""
+def assemble(
+    plan: RunPlan, emit: Callable[[Record], None], load: Callable[[Path, dict[str, Any]], Recipe] | None = None
+) -> Job:
+    """Load the recipe and bring it to its device, stage by stage. Raises RecipeError and whatever a recipe raises.
+
+    `load` takes the place of `load_recipe`, to train something else than exactly what the train.py gives.
+    """
 
     @contextmanager
     def stage(name: str) -> Iterator[list[str]]:
-        began = time.time()
-        emit(Stage(time=began, name=name))
+        began = time.perf_counter()  # the time of day may be set back
+        emit(Stage(time=time.time(), name=name))
         detail: list[str] = []
         yield detail
-        now = time.time()
-        emit(Stage(time=now, name=name, seconds=now - began, detail="".join(detail)))
+        seconds = time.perf_counter() - began
+        emit(Stage(time=time.time(), name=name, seconds=seconds, detail="".join(detail)))
 
     def say(source: str, text: str, level: str = "info") -> None:
         if text:
@@ -74,12 +81,13 @@ def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
     seed_before_recipe = 0 if plan.seed is None else plan.seed
     torch.manual_seed(seed_before_recipe)  # the weights that a recipe draws are the same in every run
     with stage("train.py") as detail:
-        recipe = load_recipe(plan.recipe, plan.options)
+        recipe = (load or load_recipe)(plan.recipe, plan.options)
         detail.append(plan.recipe.name)
     seed = recipe.seed if plan.seed is None else plan.seed
     model = recipe.model
     with stage("model") as detail:
-        blocks = list(recipe.blocks) if recipe.blocks is not None else find_blocks(model)
+        # each once: a model may run one block several times
+        blocks = list(dict.fromkeys(recipe.blocks if recipe.blocks is not None else find_blocks(model)))
         parameters = sum(p.numel() for p in model.parameters())
         trained = [p for p in model.parameters() if p.requires_grad]
         if any(p.dtype == torch.float16 for p in trained):  # GradScaler can't unscale their gradients
@@ -108,6 +116,7 @@ def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
         capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0),
         torch_version=tuple(int(part) for part in torch.__version__.split(".")[:2]),  # type: ignore[arg-type]
         blocks=len(blocks),
+        no_compiler=missing_compiler(device),
         indexed=feed.indexed,
     )
     settings = plan.settings
@@ -143,6 +152,7 @@ def assemble(plan: RunPlan, emit: Callable[[Record], None]) -> Job:
         unit="tokens" if first.tokens else "samples",
         torch=torch.__version__,
         settings=settings.short(),
+        memory_cap=None if plan.vram_gib is None else round(plan.vram_gib * 2**30),
     )
     emit(started)
     max_steps = plan.steps if plan.steps is not None else recipe.max_steps

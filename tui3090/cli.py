@@ -1,4 +1,4 @@
-"""The commands: `tui3090 run`, `show` and `new`. Nothing heavy is imported before it is needed."""
+"""The commands: `tui3090 run`, `fit`, `show`, `new` and `doctor`. Nothing heavy is imported before it is needed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tui3090.dashboard.terminal import open_terminal
+from tui3090.guardian import fork
 from tui3090.recipe import RecipeError, harmless
 from tui3090.runlog import RunFolder, RunFolderError
 from tui3090.settings import TECHNIQUES, RunPlan, Settings, Technique, Value
 from tui3090.source import bundled, new_file, options_help, parse_options
 
 DEFAULT_RECIPE = "gpt"
+NEWEST = Path("the newest")
+"""Stands for a --resume without a run."""
 
 OPTIONS = tuple(technique for technique in TECHNIQUES if technique.name != "lr")
 """The techniques that a run can start with; the learning rate is the recipe's."""
@@ -48,14 +53,6 @@ class Version(argparse.Action):
         parser.exit()
 
 
-class NotInThisVersion(argparse.Action):
-    """An option that is known and does not exist yet."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        """Raise UsageError."""
-        raise UsageError(f"{self.option_strings[0]} is not in this version: leave it out")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out the command line (sys.argv without the program's name when `argv` is None); the exit status."""
     _open_standard_descriptors()
@@ -69,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         ours, recipe_argv = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
         arguments, unknown = parser.parse_known_args(ours)
         if unknown:
-            hint = ", and put options of the train.py after --" if arguments.command == run else ""
+            hint = ", and put options of the train.py after --" if arguments.command in (run, fit) else ""
             raise UsageError(f"there is nothing called {unknown[0]} here: see tui3090 --help{hint}")
-        if recipe_argv and arguments.command != run:
-            raise UsageError("only tui3090 run takes options of a train.py after --")
+        if recipe_argv and arguments.command not in (run, fit):
+            raise UsageError("only tui3090 run and fit take options of a train.py after --")
         arguments.recipe_argv = recipe_argv
         status: int = arguments.command(arguments)
     except (UsageError, RecipeError, RunFolderError) as error:
@@ -94,8 +91,17 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action=Version, help="say which version this is")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands.add_parser("run", help="train, with the dashboard", allow_abbrev=False))
+    _add_fit(commands.add_parser("fit", help="measure what fits the card, and how fast it is", allow_abbrev=False))
     show_parser = commands.add_parser("show", help="look at a run, while it goes on or afterwards", allow_abbrev=False)
-    show_parser.add_argument("run", nargs="?", type=Path, help="its folder (default: the newest under runs/)")
+    show_parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        type=Path,
+        help="its folder (default: your newest live run, else the newest under runs/); several are compared",
+    )
+    # of a run that has turned into its own show: the exit status is the run's
+    show_parser.add_argument("--status", type=_at_least(0), help=argparse.SUPPRESS)
     show_parser.set_defaults(command=show)
     new_parser = commands.add_parser("new", help="write a commented train.py to start from", allow_abbrev=False)
     new_parser.add_argument("file", type=Path, help="the file to write, e.g. train.py")
@@ -103,15 +109,23 @@ def make_parser() -> Parser:
         "--from", dest="source", metavar="NAME", help="copy a bundled recipe: bert, gpt2, lora, gpt"
     )
     new_parser.set_defaults(command=new)
+    doctor_parser = commands.add_parser(
+        "doctor", help="say what this machine offers, and what each missing thing costs", allow_abbrev=False
+    )
+    doctor_parser.add_argument(
+        "--counters",
+        action="store_true",
+        help="check CUPTI's counters against known matmuls on the card (some seconds; not yet verified on hardware)",
+    )
+    doctor_parser.set_defaults(command=doctor)
     return parser
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.usage = "tui3090 run [TRAIN.PY or NAME] [options] [-- RECIPE OPTIONS]"
     parser.description = "Train, with the dashboard. The train.py's own options follow --; see them with -- --help."
-    parser.add_argument(
-        "recipe", nargs="?", default=DEFAULT_RECIPE, help=f"a train.py, or a bundled recipe (default: {DEFAULT_RECIPE})"
-    )
+    parser.add_argument("recipe", nargs="?", help=f"a train.py, or a bundled recipe (default: {DEFAULT_RECIPE})")
+    _add_saves(parser.add_argument_group("saves"))
     techniques = parser.add_argument_group("techniques in force from the start; keys change them later")
     for technique in OPTIONS:
         _add_technique(techniques, technique)
@@ -119,17 +133,71 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vram", type=_positive, metavar="GIB", help="cap torch's memory on the card, e.g. at 24")
     parser.add_argument("--steps", type=_at_least(1), metavar="N", help="end after N optimizer steps")
     parser.add_argument("--seed", type=_at_least(0), metavar="N", help="of order, data and dropout (default: recipe's)")
+    parser.add_argument(
+        "--counters",
+        action="store_true",
+        help="sample the Tensor Cores by CUPTI; may hold the card's clocks, and not yet verified on hardware",
+    )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder (default: runs/<date>-<name>)")
     parser.add_argument("--headless", action="store_true", help="plain lines instead of the dashboard")
     parser.add_argument("--exit", action="store_true", help="leave the dashboard when the run is over")
+    parser.add_argument(
+        "--notify",
+        metavar="CMD",
+        help="a shell command for the run's end, the first nan, a pause by itself, a stall: $TUI3090_EVENT and others",
+    )
     parser.set_defaults(command=run)
+
+
+def _add_fit(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "tui3090 fit TRAIN.PY or NAME [options] [-- RECIPE OPTIONS]"
+    parser.description = (
+        "Measure memory and speed of batch sizes with and without AMP, checkpointing and graph replay: a table, and "
+        "the command that starts the fastest combination that fits. The batch size doubles from 1, or from the "
+        "train.py's --batch-size where it is given after --."
+    )
+    parser.add_argument("recipe", help="a train.py, or a bundled recipe")
+    parser.add_argument("--device", type=_device, metavar="cpu|cuda:N", help="default: the freest card")
+    parser.add_argument("--vram", type=_positive, metavar="GIB", help="cap torch's memory on the card, e.g. at 24")
+    parser.add_argument("--json", action="store_true", help="the table as a JSON object")
+    parser.set_defaults(command=fit)
+
+
+def _add_saves(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--resume",
+        nargs="?",
+        type=Path,
+        const=NEWEST,
+        metavar="RUN",
+        help="go on where a run stopped (default: the newest of this recipe under runs/)",
+    )
+    group.add_argument(
+        "--optimizer-state",
+        choices=("keep", "matching", "new"),
+        default="keep",
+        help="at a resume with other trainable parameters: keep what both have, or begin it anew",
+    )
+    group.add_argument(
+        "--save-minutes",
+        type=_not_negative,
+        default=10.0,
+        metavar="M",
+        help="save every M minutes (default: 10; 0: not)",
+    )
+    group.add_argument("--save-steps", type=_at_least(1), default=0, metavar="N", help="save every N optimizer steps")
+    group.add_argument(
+        "--keep",
+        type=_at_least(1),
+        default=2,
+        metavar="N",
+        help="saves that are kept, besides the best by eval loss and the last good one (default: 2)",
+    )
 
 
 def _add_technique(group: argparse._ArgumentGroup, technique: Technique) -> None:
     flag = f"--{technique.name}"
-    if technique.later:
-        group.add_argument(flag, action=NotInThisVersion, nargs=0, default=None, help="not in this version")
-    elif isinstance(technique.values[0], bool):
+    if isinstance(technique.values[0], bool):
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=technique.sentence)
     else:
         group.add_argument(flag, type=_value_of(technique), metavar=technique.option, help=technique.sentence)
@@ -166,6 +234,10 @@ def _positive(text: str) -> float:
     return value
 
 
+def _not_negative(text: str) -> float:
+    return 0.0 if text.strip() == "0" else _positive(text)
+
+
 def _device(text: str) -> str:
     if text == "cuda":
         return "cuda:0"
@@ -176,22 +248,119 @@ def _device(text: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """`tui3090 run`: train until the run is over or left."""
+    if arguments.resume is not None:
+        plan, folder = _resumed(arguments)
+    else:
+        path = _recipe_path(arguments.recipe or DEFAULT_RECIPE)
+        if {"-h", "--help"} & set(arguments.recipe_argv):
+            print(options_help(path), end="")
+            return 0
+        plan = _plan(arguments, path)
+        folder = RunFolder.create(plan.name, arguments.run_dir)
+    guardian = 0
+    if not arguments.headless and (terminal := open_terminal()) is not None:
+        # before anything heavy is imported: it stays as small as the interpreter is now
+        again = ["tui3090", "run", *([arguments.recipe] if arguments.recipe else []), "--resume", str(folder.path)]
+        guardian, status = fork(terminal, folder, shlex.join(again), arguments.notify or "")
+        terminal.close()
+        if status is not None:
+            return status
+    from tui3090.session import Session
+
+    return Session(plan, folder, arguments.headless, arguments.exit, guardian, arguments.notify or "").run()
+
+
+def fit(arguments: argparse.Namespace) -> int:
+    """`tui3090 fit`: measure what fits."""
     path = _recipe_path(arguments.recipe)
     if {"-h", "--help"} & set(arguments.recipe_argv):
         print(options_help(path), end="")
         return 0
-    plan = _plan(arguments, path)
-    folder = RunFolder.create(plan.name, arguments.run_dir)
-    from tui3090.session import Session
+    from tui3090.fit.command import run_fit
+    from tui3090.fit.table import Asked
 
-    return Session(plan, folder, headless=arguments.headless, leave_when_over=arguments.exit).run()
+    asked = Asked(arguments.recipe, tuple(arguments.recipe_argv), arguments.device or "", arguments.vram)
+    return run_fit(asked, path, arguments.json)
+
+
+def _resumed(arguments: argparse.Namespace) -> tuple[RunPlan, RunFolder]:
+    """The plan of a run that goes on, and its folder: as it was, but for what the command line says."""
+    from tui3090.dashboard.source import writer_lives
+    from tui3090.savefolder import saves
+
+    if arguments.run_dir is not None:
+        raise UsageError("--resume goes on in the run's own folder: leave --run-dir out")
+    path = _recipe_path(arguments.recipe) if arguments.recipe else None
+    folder = _newest(path) if arguments.resume == NEWEST else RunFolder.find(arguments.resume)
+    info = folder.read_info()
+    if writer_lives(folder):
+        raise UsageError(f"{folder.path} is still being trained: tui3090 show {shlex.quote(str(folder.path))} shows it")
+    found, passed_over = saves(folder.path / "saves")
+    if not found:
+        why = " ".join(passed_over) or "it has no saves"
+        raise UsageError(f"{folder.path} can't go on: {why}")
+    notes = found[-1].notes
+    if path is None:
+        path = _recipe_of(info, folder)
+    saved = info.get("options")
+    argv = _as_argv(saved if isinstance(saved, dict) else {})
+    arguments.recipe_argv = [*argv, *arguments.recipe_argv]
+    plan = _plan(arguments, path)
+    settings = Settings.from_short(notes.settings)
+    for name in plan.asked:
+        settings = settings.having(name, getattr(plan.settings, name))
+    steps, vram, device = (info.get(key) for key in ("steps_asked", "vram_gib", "device"))
+    return replace(
+        plan,
+        resume=True,
+        settings=settings,
+        seed=notes.seed if plan.seed is None else plan.seed,
+        steps=steps if plan.steps is None and type(steps) is int and steps > 0 else plan.steps,
+        vram_gib=vram if plan.vram_gib is None and type(vram) is float and vram > 0 else plan.vram_gib,
+        device=device if not plan.device and isinstance(device, str) else plan.device,
+    ), folder
+
+
+def _newest(path: Path | None) -> RunFolder:
+    """The newest run under runs/ that has a save, of the recipe at `path` if that is given."""
+    for folder in RunFolder.newest_first():
+        recipe = folder.read_info().get("recipe")
+        if (folder.path / "saves").is_dir() and (path is None or recipe == str(path.resolve())):
+            return folder
+    of = f" of {path}" if path else ""
+    raise UsageError(f"there is no run{of} with a save under runs/ here: name its folder after --resume")
+
+
+def _recipe_of(info: dict[str, Any], folder: RunFolder) -> Path:
+    """The recipe of a run, if it is a bundled one: a folder from elsewhere must not decide which file is run."""
+    recipe, name = info.get("recipe"), info.get("name")
+    if isinstance(recipe, str) and isinstance(name, str) and recipe.endswith(f"tui3090/recipes/{name}.py"):
+        return bundled(name)
+    shown = shlex.quote(recipe) if isinstance(recipe, str) else "TRAIN.PY"
+    raise UsageError(f"name the train.py to go on with: tui3090 run {shown} --resume {shlex.quote(str(folder.path))}")
+
+
+def _as_argv(options: dict[str, Any]) -> list[str]:
+    """The recipe's options of an earlier run as its command line would give them."""
+    argv = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            argv.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            argv.append(f"--{flag}={value}")
+    return argv
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """`tui3090 show`: the dashboard on a run folder; its summary where there is no terminal."""
-    from tui3090.show import show as show_folder
+    """`tui3090 show`: the dashboard on a run; its summary where there is no terminal."""
+    from tui3090.compare import LETTERS
+    from tui3090.show import find
+    from tui3090.show import show as show_folders
 
-    return show_folder(RunFolder.find(arguments.run))
+    if len(arguments.runs) > len(LETTERS):
+        raise UsageError(f"{len(LETTERS)} runs can be compared at the most")
+    return show_folders([find(run) for run in arguments.runs or [None]], arguments.status)
 
 
 def new(arguments: argparse.Namespace) -> int:
@@ -199,6 +368,13 @@ def new(arguments: argparse.Namespace) -> int:
     new_file(arguments.file, *([bundled(arguments.source)] if arguments.source is not None else []))
     print(f"Wrote {harmless(str(arguments.file))}: start it with tui3090 run {shlex.quote(str(arguments.file))}")
     return 0
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """`tui3090 doctor`: say what this machine offers."""
+    from tui3090.doctor import doctor as examine
+
+    return examine(arguments.counters)
 
 
 def _recipe_path(given: str) -> Path:
@@ -226,6 +402,11 @@ def _plan(arguments: argparse.Namespace, path: Path) -> RunPlan:
         vram_gib=arguments.vram,
         steps=arguments.steps,
         seed=arguments.seed,
+        counters=arguments.counters,
+        optimizer_state=arguments.optimizer_state,
+        save_minutes=arguments.save_minutes,
+        save_steps=arguments.save_steps,
+        keep=arguments.keep,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import shutil
 import signal
 import time
 from collections import deque
@@ -16,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from tui3090 import shm
 from tui3090.recipe import Recipe, RecipeError, default_loss, padding_in, samples_in, tokens_in, weigh
 from tui3090.sampling import DATA, ORDER, IndexPlan, OwnStream, SeededCollate, SeededDataset, mix
 
@@ -59,6 +58,8 @@ class Window:
     micro_batches: list[MicroBatch]
     wait_s: float
     """The host's wait for the loader, seconds."""
+    loader_start: bool = False
+    """The first of a loader whose workers had to start."""
 
     @property
     def weighed(self) -> list[MicroBatch]:
@@ -105,7 +106,7 @@ class Feed:
     def __init__(self, recipe: Recipe, device: torch.device, seed: int, workers: int = 0, prefetch: int = 0) -> None:
         self._recipe = recipe
         self._device = device
-        self._seed = seed
+        self.seed = seed
         self.workers = workers
         self.prefetch = prefetch
         """Micro-batches copied to the device ahead of time."""
@@ -126,10 +127,18 @@ class Feed:
         self._own_stream: OwnStream | None = None
         self._side: torch.cuda.Stream | None = None
         self._waited = 0.0
-        self._whole_batch = self.batch_size
+        self._starting = False
+        self.whole_batch = self.batch_size
+        """The recipe's `batch_size`."""
         self._halved = False
         self._longer = False
         self._context: BaseContext | None = None
+        self._largest = 0
+        """Bytes of the largest batch so far."""
+        self._shm_free: int | None = None
+        """Of shared memory, before the workers came."""
+        self._shm_told = 0
+        """The number of workers for which there was too little of it."""
         self.epoch = 0
         self.taken = 0
         """Samples of this epoch that windows were given."""
@@ -152,15 +161,48 @@ class Feed:
             raise RecipeError("The training data gives no batch: its batch sampler ended at once.")
         self._restart()
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """What an iterable dataset of this process tells of where it is; None: it is found again by counting."""
+        tell = getattr(self.dataset, "state_dict", None)
+        if self.indexed or self.workers or self._ahead or tell is None or self._own_stream is None:
+            return None
+        return {"dataset": tell(), "drawn": self._own_stream.state_dict()}
+
+    def resume(self, epoch: int, taken: int, batch_size: int, whole_batch: int, state: dict[str, Any] | None) -> None:
+        """Go on in an epoch after `taken` samples, of which `state` tells where the dataset is.
+
+        `batch_size` is that of a run whose batches were `whole_batch`: in the same run they stay as small as memory
+        made them.
+        """
+        if batch_size < whole_batch == self.whole_batch:
+            self.batch_size, self._halved = batch_size, True
+        self._ahead.clear()
+        if self.indexed:
+            self.start_epoch(epoch, taken)
+            return
+        load = getattr(self.dataset, "load_state_dict", None)
+        told = state if load is not None and not self.workers else None
+        if told is not None and load is not None:
+            load(told["dataset"])
+        self.start_epoch(epoch)
+        if told is not None and self._own_stream is not None:
+            self._own_stream.load_state_dict(told["drawn"])
+            self.taken = taken
+            return
+        if taken:
+            self.notes.append(f"the first {taken} samples of this epoch are gone through to find where the run was")
+        while self.taken < taken and (micro := self._fetch()) is not None:
+            self.taken += micro.samples
+
     def _make_plan(self, epoch: int) -> IndexPlan:
-        seed = mix(self._seed, ORDER, epoch)
+        seed = mix(self.seed, ORDER, epoch)
         shuffle, drop_last = self._recipe.shuffle, False
         if self._loader_given is not None:
             sampler: Any = self._loader_given.batch_sampler
             if type(sampler) is not BatchSampler or type(sampler.sampler) not in (RandomSampler, SequentialSampler):
                 return IndexPlan.sampled(sampler, epoch, seed)
             shuffle, drop_last = type(sampler.sampler) is RandomSampler, sampler.drop_last
-        return IndexPlan.regular(len(self.dataset), self._whole_batch, drop_last, shuffle, seed)
+        return IndexPlan.regular(len(self.dataset), self.whole_batch, drop_last, shuffle, seed)
 
     def peek(self) -> MicroBatch | None:
         """The next micro-batch, which the next window will begin with; None: the epoch is over."""
@@ -200,6 +242,7 @@ class Feed:
                 break
             micro_batches.append(micro)
         waited, self._waited = self._waited, 0.0
+        starting, self._starting = self._starting, False
         if not micro_batches:
             return None
         self.taken += sum(micro.samples for micro in micro_batches)
@@ -210,12 +253,12 @@ class Feed:
                 f"train_data gives more samples than the {len(self.dataset)} of its length{copies}. How long the run "
                 "is can't be told. Share its samples out by torch.utils.data.get_worker_info(), or use --workers 0."
             )
-        return Window(micro_batches, waited)
+        return Window(micro_batches, waited, starting)
 
     @property
     def parts(self) -> int:
         """Micro-batches that a batch of the recipe's is run in: 1 unless memory was short."""
-        return -(-self._whole_batch // self.batch_size)
+        return -(-self.whole_batch // self.batch_size)
 
     def halve(self, window: Window) -> Window | None:
         """The window's samples in micro-batches of half the size, collated again, and all that come later in such ones.
@@ -233,7 +276,7 @@ class Feed:
         ]
         self._plan = self._plan.at_most(self.batch_size)
         self._restart()
-        return Window(micro_batches, window.wait_s)
+        return Window(micro_batches, window.wait_s, window.loader_start)
 
     def _collated_again(self, indices: torch.Tensor) -> MicroBatch:
         samples = self._seeded_dataset().__getitems__(indices.tolist())
@@ -275,11 +318,24 @@ class Feed:
         except (RuntimeError, OSError, EOFError) as error:
             if not self.workers or not _is_workers_death(error):
                 raise
-            raise RecipeError(_worker_died(error)) from error
+            awaited = next(self._indices, torch.empty(0)).tolist()
+            raise RecipeError(shm.worker_died(error, awaited)) from error
         self._waited += time.perf_counter() - began
         if batch is None:
             return None
+        size = sum(leaf.nbytes for _, leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
+        if size > self._largest:
+            self._largest = size
+            self._look_at_shm()
         return self._micro_batch(batch, next(self._indices, None))
+
+    def _look_at_shm(self) -> None:
+        """Warn, once for a number of workers, if what they prepare has no room in shared memory."""
+        if self.workers in (0, self._shm_told):
+            return
+        if sentence := shm.too_small(self.workers, self._largest, self._shm_free):
+            self.notes.append(sentence)
+            self._shm_told = self.workers
 
     def _micro_batch(self, batch: Any, indices: torch.Tensor | None) -> MicroBatch:
         weight, tokens, padding = weigh(self._recipe, batch), tokens_in(batch), padding_in(batch)
@@ -289,28 +345,33 @@ class Feed:
         return MicroBatch(batch, weight, samples, tokens, padding, indices)
 
     def _seeded_dataset(self) -> SeededDataset:
-        return SeededDataset(self.dataset, mix(self._seed, DATA, self.epoch))
+        return SeededDataset(self.dataset, mix(self.seed, DATA, self.epoch))
 
     def _restart(self) -> None:
         """A new loader for what the windows have not taken; what was prepared ahead is fetched again."""
         self.close()
+        # the run's first batch is fetched before there is a window whose time its wait could be a share of
+        self._starting = bool(self.workers) or not (self.epoch or self.taken)
         common: dict[str, Any] = {
             "num_workers": self.workers,
             "pin_memory": self._device.type == "cuda",
             # else every new loader draws from dropout's
-            "generator": torch.Generator().manual_seed(mix(self._seed, DATA, self.epoch)),
+            "generator": torch.Generator().manual_seed(mix(self.seed, DATA, self.epoch)),
         }
         self._own_stream = None
         if self.workers:
+            self._shm_free = shm.free()
+            self._look_at_shm()
             self._context = self._context or self._choose_context()
             common |= {"multiprocessing_context": self._context, "worker_init_fn": _ready_worker}
+            common |= {"prefetch_factor": shm.BATCHES_A_WORKER}
         if self._plan is None:
             if self._loader_given is None:
                 common |= {"batch_size": self.batch_size}
             else:
                 common |= {"batch_size": self._loader_given.batch_size, "drop_last": self._loader_given.drop_last}
             if not self.workers:
-                self._own_stream = OwnStream(mix(self._seed, DATA, self.epoch))
+                self._own_stream = OwnStream(mix(self.seed, DATA, self.epoch))
             self._iterator = iter(DataLoader(self.dataset, collate_fn=self._collate, **common))
             return
         plan, taken = self._plan, self.taken
@@ -339,10 +400,6 @@ class Feed:
         return context
 
 
-SHM = Path("/dev/shm")
-"""Where workers leave their batches for the main process."""
-
-
 def _is_workers_death(error: Exception) -> bool:
     """Whether a worker is gone, rather than that it passed on an error of the dataset's.
 
@@ -352,20 +409,6 @@ def _is_workers_death(error: Exception) -> bool:
         return False
     return isinstance(error, (OSError, EOFError)) or any(
         w in str(error) for w in ("DataLoader worker", "shared memory")
-    )
-
-
-def _worker_died(error: Exception) -> str:
-    """Why a loader worker may have died, and what to do."""
-    first = (str(error) or type(error).__name__).splitlines()[0]
-    try:
-        room = shutil.disk_usage(SHM)
-        shm = f"{SHM} has {room.free / 2**30:.2f} of {room.total / 2**30:.2f} GiB free"
-    except OSError:
-        shm = f"{SHM} can't be looked at"
-    return (
-        f"A loader worker died ({first[:120]}): mostly memory ran out, the machine's or what batches are handed over "
-        f"in ({shm}). Start with fewer --workers, or in a container with a bigger one (docker run --shm-size=8g)."
     )
 
 

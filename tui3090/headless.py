@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from tui3090.dashboard import text
 from tui3090.dashboard.view import View
 from tui3090.output import plain
-from tui3090.records import Changed, Evaluated, Event, Record, Refused, Stage, Started
-from tui3090.settings import BY_NAME
+from tui3090.records import Changed, Evaluated, Event, Gain, Record, Refused, Resumed, Saved, Stage, Started, State
+from tui3090.settings import BY_NAME, named
 from tui3090.summary import progress, step_time, throughput
 
 EVERY_S = 5.0
@@ -58,7 +58,7 @@ class Reporter:
         if step is not None and step.step != self._said_step and now >= self._due:
             self._due = now + self._every_s
             self._said_step = step.step
-            yield _progress(self._view)
+            yield plain(_progress(self._view))
 
 
 def _line(record: Record) -> str:
@@ -71,19 +71,41 @@ def _line(record: Record) -> str:
             size = text.number(record.parameters)
             return f"training {record.model} ({size} parameters) on {record.device_name}{settings}"
         case Changed():
-            technique = BY_NAME[record.technique]
-            old, new = technique.label(record.old), technique.label(record.new)
+            title, old, new = named(record.technique, record.old, record.new)
             origin = f" ({record.origin})" if record.origin != "key" else ""
-            return f"{technique.title} {old} → {new} from step {text.number(record.step)} on{origin}"
+            return f"{title} {old} → {new} from step {text.number(record.step)} on{origin}"
+        case Gain():
+            return _brought(record)
         case Refused():
-            technique = BY_NAME[record.technique]
-            return f"{technique.title} {technique.label(record.value)} can't be had: {record.reason}"
+            title, value = named(record.technique, record.value)
+            return f"{title} {value} can't be had: {record.reason}"
         case Evaluated():
             loss = "n/a" if record.loss is None else f"{record.loss:.4g}"
             return f"eval at step {text.number(record.step)}: loss {loss} {record.metrics}".rstrip()
+        case Saved():
+            return f"saved step {text.number(record.step)}: saves/{record.name} ({record.reason})"
+        case Resumed():
+            return f"goes on from saves/{record.name}, step {text.number(record.step)}"
+        case State(state="training", detail=str(detail)) if detail:
+            return detail
+        case Event(source="compile", level="info"):
+            return record.text
         case Event(level="warning" | "error"):
             return f"{record.level}: {record.text}"
     return ""
+
+
+def _brought(gain: Gain) -> str:
+    """What a change did, measured."""
+    technique = BY_NAME.get(gain.technique)
+    what = f"{technique.title} {technique.label(gain.new)}" if technique else f"{gain.technique} {gain.new}"
+    rate = f"{text.rounded(gain.rate_before)} → {text.rounded(gain.rate_after)} {gain.unit}/s"
+    throughput = f"too noisy to tell (±{text.percent(gain.noise)})" if gain.verdict == "noisy" else rate
+    parts = [throughput, "" if gain.verdict == "noisy" else gain.verdict]
+    if gain.peak_before is not None and gain.peak_after is not None:
+        parts.append(f"peak {text.gib(gain.peak_before)} → {text.gib(gain.peak_after)} GiB")
+    parts.append({"same": "loss on course", "": ""}.get(gain.loss, f"loss {gain.loss}"))
+    return f"{what} from step {text.number(gain.step)}: {', '.join(part for part in parts if part)}"
 
 
 def _progress(view: View) -> str:

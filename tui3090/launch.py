@@ -29,14 +29,16 @@ class TrainerThread(threading.Thread):
         """Train; whatever happens ends in a State record that is over, and in an exit status."""
         status = 1
         try:
-            began = time.time()
-            self._emit(Stage(time=began, name="torch"))
+            began = time.perf_counter()
+            if self._plan.resume:  # the folder's log may say that the run is over
+                self._emit(State(time=time.time(), state="loading", detail="to go on from a save"))
+            self._emit(Stage(time=time.time(), name="torch"))
             import torch
 
             from tui3090.trainer import Trainer
 
-            now = time.time()
-            self._emit(Stage(time=now, name="torch", seconds=now - began, detail=torch.__version__))
+            seconds = time.perf_counter() - began
+            self._emit(Stage(time=time.time(), name="torch", seconds=seconds, detail=torch.__version__))
             status = Trainer(self._plan, self._commands, self._emit, self._poller).run()
         except BaseException as error:  # a thread's exception must not vanish
             traceback.print_exc()
@@ -48,7 +50,7 @@ class TrainerThread(threading.Thread):
 
 def start_trainer(plan: RunPlan, commands: Commands, emit: Callable[[Record], None]) -> TrainerThread:
     """Start the poller, which needs no torch, and the training thread."""
-    poller = Poller(emit, device=plan.device)
+    poller = Poller(emit, device=plan.device, counters=plan.counters)
     poller.start()
     thread = TrainerThread(plan, commands, emit, poller)
     thread.start()

@@ -14,6 +14,7 @@ from torch import Tensor
 from tui3090.feed import MicroBatch, Window, leaves
 from tui3090.meters.flops import FlopCount, FlopCounter
 from tui3090.meters.peaks import peak
+from tui3090.meters.phases import Sample
 from tui3090.records import StepRecord
 from tui3090.settings import Settings
 from tui3090.step import InFlight, Outcome
@@ -41,6 +42,10 @@ class Running:
     """The last work of the window before it; None: something else came between."""
     flops: FlopCount | None
     replayed: bool
+    compiled: bool
+    """Whether something was compiled in it."""
+    sample: Sample | None
+    """Marks of its phases, in a window now and then."""
     ended: float | None = None
     """When the next window's fetch began; None: none did."""
 
@@ -50,8 +55,8 @@ class Running:
         on a card the gap between the last work of the window before and the first of this one at the most."""
         if self.begin is None:
             return self.window.wait_s
-        if self.before is None:
-            return 0.0
+        if self.before is None:  # nothing was in flight; workers that start kept the device waiting all the time
+            return self.window.wait_s if self.window.loader_start else 0.0
         gap: float = self.before.elapsed_time(self.begin) / 1000
         return min(self.window.wait_s, max(0.0, gap))
 
@@ -61,6 +66,8 @@ class FlopTally:
 
     def __init__(self) -> None:
         self._counts: dict[Any, FlopCount | None] = {}
+        self.ran_out = False
+        """Whether memory was full while something was counted; it is not counted again."""
 
     @contextmanager
     def counting(self, micro: MicroBatch, settings: Settings) -> Iterator[None]:
@@ -69,8 +76,13 @@ class FlopTally:
         if key in self._counts or len(self._counts) >= COUNTED_SHAPES:
             yield
             return
-        with FlopCounter() as counter:
-            yield
+        try:
+            with FlopCounter() as counter:
+                yield
+        except torch.OutOfMemoryError:
+            self._counts[key] = None
+            self.ran_out = True
+            raise
         self._counts[key] = counter.count
 
     def of(self, micro_batches: Sequence[MicroBatch], settings: Settings) -> FlopCount | None:
@@ -122,6 +134,7 @@ class Ledger:
             seconds=ended - running.began,
             wait_s=window.wait_s,
             stall_s=running.stall_s,
+            loader_start=window.loader_start,
             skipped=self.why_skipped(outcome, settings),
             loss_scale=outcome.loss_scale if outcome is not None else None,
             flops=running.flops.model if running.flops is not None else None,
@@ -129,6 +142,7 @@ class Ledger:
             peak_flops_s=peak(self._device_name, precision),
             precision=precision,
             replayed=running.replayed,
+            compiled=running.compiled,
             settings=settings.short(),
         )
 

@@ -26,12 +26,26 @@ def make_optimizer(recipe: Recipe, model: nn.Module, device: torch.device) -> tu
             f"optimizer returned a {type(optimizer).__name__}: it must return a torch.optim.Optimizer, "
             "for example torch.optim.AdamW(model.parameters(), lr=5e-5)."
         )
+    _check(optimizer)
     if type(optimizer) not in (Adam, AdamW) or not all(
         group["fused"] is None and group["foreach"] is None and isinstance(group["lr"], float)
         for group in optimizer.param_groups
     ):
         return optimizer, ""
     return _fused(optimizer, device), f"{type(optimizer).__name__} was rebuilt with fused=True: one kernel for all."
+
+
+def _check(optimizer: Optimizer) -> None:
+    """Raise RecipeError for an optimizer that the loop can't drive."""
+    name = type(optimizer).__name__
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise RecipeError(
+            f"{name} evaluates the loss itself, in a closure, which can't be done here: take an optimizer whose step() "
+            "needs none, for example torch.optim.AdamW."
+        )
+    if not all("lr" in group for group in optimizer.param_groups):
+        raise RecipeError(f"{name} has no learning rate in its parameter groups (lr), which the schedule needs.")
 
 
 def _fused(optimizer: Optimizer, device: torch.device) -> Optimizer:

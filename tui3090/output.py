@@ -9,12 +9,15 @@ This module is neutral: it imports neither torch nor textual.
 from __future__ import annotations
 
 import faulthandler
+import io
 import os
 import re
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
+
+from tui3090.files import open_regular
 
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x1b[ -/]*.?", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
@@ -34,6 +37,10 @@ class OutputLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._before: list[int] = []
+        self.problem = ""
+        """Why what was printed last is lost, a sentence; empty: it is written."""
+        self.lost = 0
+        """Bytes that Python printed and the disk did not take."""
 
     @property
     def stdout(self) -> int:
@@ -52,10 +59,17 @@ class OutputLog:
             os.dup2(target, number)
         os.close(log)
         os.close(nothing)
-        self._streams = open(0, encoding="utf-8", closefd=False), _line_buffered(1), _line_buffered(2)
+        self._streams = open(0, encoding="utf-8", closefd=False), self._line_buffered(1), self._line_buffered(2)
         self.take_streams()
         faulthandler.enable(file=2)  # an abort's or a segmentation fault's last words
         return self
+
+    def let_go(self) -> None:
+        """Put nothing in the place of what the descriptors were before: the terminal is left to others."""
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for before in self._before:
+            os.dup2(nothing, before, inheritable=False)
+        os.close(nothing)
 
     def take_streams(self) -> None:
         """Make sys.stdout and sys.stderr real files over the descriptors, as subprocesses and workers need them.
@@ -75,9 +89,29 @@ class OutputLog:
             os.close(before)
         sys.stdin, sys.stdout, sys.stderr = self._streams_before
 
+    def _line_buffered(self, descriptor: int) -> TextIO:
+        raw = io.BufferedWriter(_Lenient(descriptor, self))
+        return io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
 
-def _line_buffered(descriptor: int) -> TextIO:
-    return open(descriptor, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+class _Lenient(io.FileIO):
+    """A descriptor that a full disk does not make fail: a `print` in a dataset must not end training."""
+
+    def __init__(self, descriptor: int, log: OutputLog) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._log = log
+
+    def write(self, data: Any, /) -> int:
+        """Write what the disk takes, and say that all of it was."""
+        try:
+            written = super().write(data)
+        except OSError as error:
+            written = memoryview(data).nbytes
+            self._log.lost += written
+            self._log.problem = f"output.log can't be written: {error.strerror}. What is printed is lost."
+        else:
+            self._log.problem = ""
+        return written
 
 
 class Tail:
@@ -96,7 +130,7 @@ class Tail:
         When more than `most` bytes came, the oldest of them are left out, and the first line says so.
         """
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 size = file.seek(0, os.SEEK_END)
                 left_out = max(0, size - self._offset - most)
                 file.seek(self._offset + left_out)

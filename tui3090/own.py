@@ -9,7 +9,18 @@ from __future__ import annotations
 import threading
 import time
 
-OURS = ("MainThread", "poller", "runlog", "watch", "textual-input", "textual-output", "asyncio_")
+OURS = (
+    "MainThread",
+    "poller",
+    "runlog",
+    "watch",
+    "listener",
+    "notify",
+    "past",
+    "textual-input",
+    "textual-output",
+    "asyncio_",
+)
 """Beginnings of the names of our threads. The trainer's and torch's do training's work and are not counted."""
 
 

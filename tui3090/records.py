@@ -70,6 +70,8 @@ class Started(Record):
     """torch's version."""
     settings: str
     """`Settings.short()` at the start."""
+    memory_cap: int | None = None
+    """Bytes of the card's memory that torch may take; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +138,86 @@ class StepRecord(Record):
     """What the matmuls ran in: fp32, tf32, bf16 or fp16."""
     replayed: bool = False
     """Whether every micro-batch of the window ran by graph replay."""
+    compiled: bool = False
+    """Whether torch.compile compiled something in the window: its time is no step's."""
+    loader_start: bool = False
+    """The first window of a loader whose workers had to start, at an epoch's start or a change of workers: its wait
+    and stall are told apart."""
     settings: str = ""
     steps: int = 1
     """How many windows this line stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases(Record):
+    """Where the time of one window went: by events on the device's time line, on the CPU by the clock."""
+
+    type: ClassVar[str] = "phases"
+    step: int
+    seconds: float
+    """The whole: from the end of the window before to the end of this one."""
+    data_s: float = 0.0
+    """The data stall."""
+    copy_s: float = 0.0
+    """The batch on its way to the device, where it was not prefetched."""
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    graph_s: float = 0.0
+    """Micro-batches that ran by graph replay: forward and backward can't be told apart there."""
+    optimizer_s: float = 0.0
+    """Unscaling, clipping, the optimizer's step."""
+
+    @property
+    def other_s(self) -> float:
+        """What is in none of them: zeroing gradients, gaps between launches."""
+        named = self.data_s + self.copy_s + self.forward_s + self.backward_s + self.graph_s + self.optimizer_s
+        return max(0.0, self.seconds - named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled(Record):
+    """One window under torch's profiler: which kernels ran, and on what."""
+
+    type: ClassVar[str] = "profiled"
+    step: int
+    tensor_core_share: float | None
+    """Share of the kernels' time in kernels that use the Tensor Cores, by their names; None: no kernel was seen."""
+    unknown_share: float | None
+    """In kernels whose names don't tell: Triton's."""
+    fp32_share: float | None
+    """In matmuls that could use the Tensor Cores and run in fp32 beside them."""
+    busy_share: float | None
+    """Share of the time from the first kernel to the end of the last in which one ran; the rest is gaps between
+    launches, which the profiler makes a little longer."""
+    kernels: int
+    """How many ran."""
+    kernel_s: float
+    """Their time, added up."""
+    with_tensor_cores: str = ""
+    """The longest of them, 'nvjet_tst 61.2 %, flash_fwd 8.1 %': shares of all kernels' time."""
+    without: str = ""
+    unknown: str = ""
+    off_by_8: str = ""
+    """Layers with a dimension that 8 does not divide, 'classifier [2 × 1024]'."""
+    replayed: bool = False
+    """Whether the kernels were those of a replayed graph."""
+    seconds: float = 0.0
+    """What this look cost training; it is in no step's time."""
+    missing: str = ""
+    """Why nothing was seen, a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations(Record):
+    """What one micro-batch's forward keeps for its backward, by layer."""
+
+    type: ClassVar[str] = "activations"
+    step: int
+    total: int
+    """Bytes, each piece of memory once; parameters and the batch are not counted."""
+    layers: str
+    """The ten that keep most, a line each: bytes, a space, the layer's name; 'blocks.*.up × 12' is one layer of twelve
+    equal blocks, with their bytes added up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +234,8 @@ class Reading(Record):
     weights: int | None = None
     gradients: int | None = None
     optimizer_state: int | None = None
+    graph_pools: int | None = None
+    """What captured graphs keep for their activations: reserved, but no tensor's."""
     retries: int | None = None
     """Times the allocator had to give its cache back to satisfy a request."""
     # the card (NVML)
@@ -224,6 +305,50 @@ class Changed(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gain(Record):
+    """What a change brought, from equal work before and after it in steady state (gains.py): medians of samples, but
+    of stall and FLOPs the totals."""
+
+    type: ClassVar[str] = "gain"
+    step: int
+    """As in its `Changed`."""
+    technique: str
+    old: Value
+    new: Value
+    verdict: str
+    """Of the throughput: faster, slower, same, or noisy: too noisy to tell."""
+    noise: float
+    """How far the change of throughput may be off, a share."""
+    windows_before: int
+    windows_after: int
+    unit: str
+    """What throughput is counted in: tokens or samples."""
+    rate_before: float
+    """Throughput per second."""
+    rate_after: float
+    step_s_before: float
+    """Seconds a step."""
+    step_s_after: float
+    peak_before: int | None
+    """Bytes allocated at the most between the change before and this one."""
+    peak_after: int | None
+    """Since the change, capture included."""
+    stall_before: float
+    """Data stall over the time."""
+    stall_after: float
+    flops_s_before: float | None
+    """Model FLOPs per second."""
+    flops_s_after: float | None
+    mfu_before: float | None
+    mfu_after: float | None
+    tensor_core_before: float | None
+    """By the hardware counters."""
+    tensor_core_after: float | None
+    loss: str
+    """Whether it stayed on its course: same, higher, not finite; empty: it can't be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Record):
     """A change that was asked for and can't be had."""
 
@@ -250,6 +375,35 @@ class Evaluated(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Saved(Record):
+    """A save is whole on the disk."""
+
+    type: ClassVar[str] = "saved"
+    step: int
+    name: str
+    """Its folder's, under saves/."""
+    reason: str
+    """Who asked: key s, the clock, the end …"""
+    seconds: float
+    """How long writing took, beside training."""
+    waited_s: float
+    """How long training waited for the copy to host memory."""
+    bytes: int
+    eval_loss: float | None = None
+    """Of the evaluation it was made after."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Record):
+    """Training goes on from a save: what came after that step is no part of the run any more."""
+
+    type: ClassVar[str] = "resumed"
+    step: int
+    name: str
+    """The save's folder, under saves/."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event(Record):
     """A sentence for the log."""
 
@@ -262,7 +416,25 @@ class Event(Record):
 
 
 RECORD_TYPES: dict[str, type[Record]] = {
-    cls.type: cls for cls in (Stage, Started, Available, State, StepRecord, Reading, Changed, Refused, Evaluated, Event)
+    cls.type: cls
+    for cls in (
+        Stage,
+        Started,
+        Available,
+        State,
+        StepRecord,
+        Phases,
+        Profiled,
+        Activations,
+        Reading,
+        Changed,
+        Gain,
+        Refused,
+        Evaluated,
+        Saved,
+        Resumed,
+        Event,
+    )
 }
 
 _KEYS = {
@@ -272,15 +444,35 @@ _KEYS = {
 
 _string = json.JSONEncoder(ensure_ascii=False).encode
 
+LONGEST_TEXT = 10_000
+"""Characters of a string that is read; of a longer one the beginning is taken."""
+MOST = 2**63 - 1
+"""The greatest whole number that is read: greater ones are nobody's count, and no float holds some of them."""
+
 _ACCEPTED: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
-    "float": (int, float),
+    "float": (float, int),
     "bool": (bool,),
     "Value": (str, int, float, bool),
     "int | None": (int, NoneType),
-    "float | None": (int, float, NoneType),
+    "float | None": (float, int, NoneType),
 }
+_READ = {cls: {field.name: _ACCEPTED[str(field.type)] for field in fields(cls)} for cls in RECORD_TYPES.values()}
+"""A record's fields and the types of their JSON values."""
+_LEFT_OUT: dict[type[Record], dict[str, Any]] = {
+    cls: {f.name: f.default if f.default is not MISSING else "" if f.type == "str" else None for f in fields(cls)}
+    for cls in RECORD_TYPES.values()
+}
+"""What a field is that was left out: its default, else empty or unknown."""
+_NEEDED = {
+    cls: [name for name, empty in left_out.items() if type(empty) not in _READ[cls][name]]
+    for cls, left_out in _LEFT_OUT.items()
+}
+"""The fields that can be neither."""
+_SETTERS = {cls: [(field.name, getattr(cls, field.name).__set__) for field in fields(cls)] for cls in _READ}
+"""The functions that set a record's slots: a frozen dataclass's own way to fill them takes five times as long."""
+_NOT_FINITE = ("nan", "inf", "-inf")
 
 
 def to_line(record: Record) -> str:
@@ -312,28 +504,36 @@ def to_line(record: Record) -> str:
 def from_object(body: object) -> Record | None:
     """The record that a JSON object stands for. None: it is not one of ours, or misses something it must have.
 
-    Fields that this version does not know, and values of a wrong type, are passed over.
+    Fields that this version does not know, and values of a wrong type or out of all bounds (whole numbers are counts),
+    are passed over. A log may come from anywhere: whatever stands in it, a record that was read has the types of its
+    fields and bounded values. Written for speed, for there may be a hundred thousand lines.
     """
     kind = body.get("type") if isinstance(body, dict) else None
     cls = RECORD_TYPES.get(kind) if isinstance(kind, str) else None
     if cls is None or not isinstance(body, dict):
         return None
-    given: dict[str, Any] = {}
-    for field in fields(cls):
-        kind = str(field.type)
-        value = body.get(field.name)
-        if value in ("nan", "inf", "-inf") and kind.startswith("float"):
-            value = float(value)
-        if field.name in body and _is(value, kind):
-            given[field.name] = value
-        elif field.default is MISSING:  # left out: unknown or empty, where it can be that
-            given[field.name] = "" if kind == "str" else None
-            if not _is(given[field.name], kind):
-                return None
-    return cls(**given)
+    known = _READ[cls]
+    values = _LEFT_OUT[cls].copy()
+    for name, value in body.items():
+        sort = type(value)
+        if sort in known.get(name, ()):
+            if sort is int and not 0 <= value <= MOST and not (float in known[name] and -MOST <= value <= MOST):
+                continue
+            values[name] = value[:LONGEST_TEXT] if sort is str else value
+        elif sort is str and value in _NOT_FINITE and float in known.get(name, ()):
+            values[name] = float(value)
+    for name in _NEEDED[cls]:
+        if values[name] is None:
+            return None
+    if values.get("steps") == 0:
+        return None
+    record = object.__new__(cls)
+    for name, put in _SETTERS[cls]:
+        put(record, values[name])
+    return record
 
 
-def _is(value: object, kind: str) -> bool:
+def fits(value: object, kind: str) -> bool:
     """Whether a JSON value can stand in a field of that type; a truth value is no number."""
     return isinstance(value, _ACCEPTED[kind]) and (not isinstance(value, bool) or kind in ("bool", "Value"))
 
@@ -366,10 +566,30 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class Profile:
+    """Read by the profiler, with one window, which kernels run and whether they use the Tensor Cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureActivations:
+    """Measure, with one window, what each layer keeps for backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeSave:
+    """Save at the window's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoBack:
+    """Go back to the last good save."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Stop at the window's end; `now`: between two micro-batches, the window is abandoned."""
 
     now: bool = False
 
 
-Command = Change | Withdraw | Pause | Evaluate | Stop
+Command = Change | Withdraw | Pause | Evaluate | Profile | MeasureActivations | MakeSave | GoBack | Stop

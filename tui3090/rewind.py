@@ -1,29 +1,29 @@
-"""The model's random streams and running statistics at a window's start, so that a failed window can be run again."""
+"""The model's random streams and running state at a window's start, so that a failed window can be run again."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+SMALL = 1 << 16
+"""Elements of a buffer above which it is taken for a table or a mask, which no forward pass changes."""
 
 
-def running_statistics(model: nn.Module) -> list[Tensor]:
-    """What a forward pass in training leaves in the model: BatchNorm's running mean, variance and count."""
-    return [
-        buffer
-        for module in model.modules()
-        if isinstance(module, _BatchNorm)
-        for buffer in (module.running_mean, module.running_var, module.num_batches_tracked)
-        if buffer is not None
-    ]
+def forward_state(model: nn.Module) -> list[Tensor]:
+    """What a forward pass in training may leave in the model: running statistics, a spectral norm's vectors, counts.
+
+    The tensors share the buffers' memory and not their version counters: writing back what is there already must not
+    look to autograd as if it had been changed.
+    """
+    return [buffer.data for buffer in model.buffers() if buffer.numel() <= SMALL]
 
 
 class Rewind:
     """Marks a moment, and goes back to it. Marking is cheap and waits for nothing: it comes with every window."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._statistics = running_statistics(model)
-        self._kept = [statistic.clone() for statistic in self._statistics]
+        self._state = forward_state(model)
+        self._kept = [buffer.clone() for buffer in self._state]
         self._card = torch.cuda.default_generators[device.index] if device.type == "cuda" else None
         self.mark()
 
@@ -32,13 +32,13 @@ class Rewind:
         self._host = torch.get_rng_state()
         if self._card is not None:
             self._offset = self._card.get_offset()  # the seed does not move
-        if self._statistics:
-            torch._foreach_copy_(self._kept, self._statistics)
+        if self._state:
+            torch._foreach_copy_(self._kept, self._state)
 
     def back(self) -> None:
         """Everything as it was at the mark."""
         torch.set_rng_state(self._host)
         if self._card is not None:
             self._card.set_offset(self._offset)
-        if self._statistics:
-            torch._foreach_copy_(self._statistics, self._kept)
+        if self._state:
+            torch._foreach_copy_(self._state, self._kept)

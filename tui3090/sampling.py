@@ -35,12 +35,12 @@ ORDER, DATA = 1, 2
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Python's, torch's and numpy's generators seeded; afterwards as they were, so that dropout's stream goes on."""
-    before = _states()
+    before = host_states()
     _seed(seed)
     try:
         yield
     finally:
-        _restore(before)
+        restore_host(before)
 
 
 class OwnStream:
@@ -48,27 +48,57 @@ class OwnStream:
 
     def __init__(self, seed: int) -> None:
         with seeded(seed):
-            self._states = _states()
+            self._states = host_states()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers and a tensor."""
+        return plain(self._states)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        self._states = from_plain(state)
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
         """Draws inside come from this stream, and go on from where they were the last time."""
-        others = _states()
-        _restore(self._states)
+        others = host_states()
+        restore_host(self._states)
         try:
             yield
         finally:
-            self._states = _states()
-            _restore(others)
+            self._states = host_states()
+            restore_host(others)
 
 
-def _states() -> tuple[Any, Any, Any]:
+def plain(states: tuple[Any, Any, Any]) -> dict[str, Any]:
+    """The host's generators as plain numbers and tensors, which a save may hold."""
+    python, host, numpy_state = states
+    version, internal, gauss = python
+    state: dict[str, Any] = {"python": [version, torch.tensor(internal), gauss], "torch": host, "numpy": None}
+    if numpy_state is not None:
+        name, keys, *rest = numpy_state
+        state["numpy"] = [name, torch.tensor(keys.tolist()), *rest]
+    return state
+
+
+def from_plain(state: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """What `plain` was given; numpy's is None where numpy is not loaded."""
+    version, internal, gauss = state["python"]
+    numpy = sys.modules.get("numpy")
+    numpy_state = None
+    if numpy and state["numpy"] is not None:
+        name, keys, *rest = state["numpy"]
+        numpy_state = (name, numpy.array(keys.tolist(), dtype="uint32"), *rest)
+    return (version, tuple(internal.tolist()), gauss), state["torch"], numpy_state
+
+
+def host_states() -> tuple[Any, Any, Any]:
     """Python's, torch's and numpy's generators as they are."""
     numpy = sys.modules.get("numpy")
     return random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
 
 
-def _restore(states: tuple[Any, Any, Any]) -> None:
+def restore_host(states: tuple[Any, Any, Any]) -> None:
     python, host, numpy_state = states
     random.setstate(python)
     torch.set_rng_state(host)

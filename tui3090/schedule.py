@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+
+from tui3090.recipe import RecipeError
 
 WARM_UP = 0.03
 """Share of the planned steps."""
@@ -51,10 +53,12 @@ class Schedule:
         wanted: Callable[[Optimizer, int], Any] | str | None,
         planned_steps: int | None,
     ) -> None:
+        self.beyond = 0
+        """Optimizer steps that were taken when the schedule was over: the rate stays where it was."""
         self.plan: LinearPlan | None = None
         self.scheduler: LRScheduler | ReduceLROnPlateau | None = None
         if callable(wanted):
-            self.scheduler = wanted(optimizer, planned_steps or 0)
+            self.scheduler = _made(wanted, optimizer, planned_steps)
         elif wanted is None and planned_steps:
             self.plan = LinearPlan(planned_steps)
             self.scheduler = LambdaLR(optimizer, self.plan)
@@ -66,7 +70,11 @@ class Schedule:
 
     def step(self) -> None:
         """An optimizer step was taken."""
-        if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
+        if self.scheduler is None or isinstance(self.scheduler, ReduceLROnPlateau):
+            return
+        if _at_its_last(self.scheduler):
+            self.beyond += 1
+        else:
             self.scheduler.step()
 
     def evaluated(self, loss: float) -> None:
@@ -74,7 +82,52 @@ class Schedule:
         if isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(loss)
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """Where it stands; None: there is no schedule."""
+        return self.scheduler.state_dict() if self.scheduler is not None else None
+
+    def load_state_dict(self, state: dict[str, Any] | None, steps: int) -> None:
+        """Stand where `state` was taken; without one, where `steps` optimizer steps lead. Sets the learning rates."""
+        if self.scheduler is None:
+            return
+        if state is None:
+            for _ in range(steps):
+                self.step()
+            return
+        self.scheduler.load_state_dict(state)
+        for group, lr in zip(self.scheduler.optimizer.param_groups, state["_last_lr"]):
+            group["lr"] = lr
+
     def replan(self, step: int, steps_left: int | None) -> None:
         """The number of steps that are left has changed."""
         if self.plan is not None and steps_left is not None:
             self.plan.replan(step, steps_left)
+
+
+def _made(
+    wanted: Callable[[Optimizer, int], Any], optimizer: Optimizer, planned_steps: int | None
+) -> LRScheduler | ReduceLROnPlateau:
+    """The recipe's scheduler; raises RecipeError for what is none, and where it wants a length that nobody knows."""
+    try:
+        made = wanted(optimizer, planned_steps or 0)
+    except Exception as error:
+        if planned_steps is not None:
+            raise
+        raise RecipeError(
+            f"scheduler failed ({type(error).__name__}: {error}): it is given 0 steps, for the length of train_data is "
+            "not known. Give the run one: max_steps in the recipe, or --steps."
+        ) from error
+    if not callable(getattr(made, "step", None)):
+        raise RecipeError(
+            f"scheduler returned a {type(made).__name__}: it must return a scheduler of torch.optim.lr_scheduler."
+        )
+    return made  # type: ignore[no-any-return]
+
+
+def _at_its_last(scheduler: LRScheduler) -> bool:
+    """Whether it has given the last rate that it knows.
+
+    OneCycleLR, alone or as the last of a SequentialLR, raises when asked for more, and keys can make a run longer.
+    """
+    last = getattr(scheduler, "_schedulers", [scheduler])[-1]
+    return isinstance(last, OneCycleLR) and last.last_epoch + 1 >= last.total_steps

@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 Value = str | int | float | bool
 Effect = Literal["numbers", "cost"]
+MOST = 1_000_000
+"""The greatest value of a technique that counts something."""
 
 try:
     CORES = len(os.sched_getaffinity(0))
@@ -45,8 +47,6 @@ class Technique:
     """How the command line writes its values."""
     wraps: bool = True
     """Whether the key goes on from the last value to the first."""
-    later: bool = False
-    """Listed, but not in this version."""
     labels: tuple[tuple[Value, str], ...] = ()
     """Values whose text on screen is not the obvious one."""
 
@@ -147,9 +147,8 @@ TECHNIQUES: tuple[Technique, ...] = (
         "K",
         (False, True),
         "cost",
-        "Fuses kernels with the compiler.",
+        "Compiles the blocks: fewer kernels that move less memory. The first step with it takes a while.",
         "on|off",
-        later=True,
     ),
     Technique(
         "tf32",
@@ -170,7 +169,6 @@ TECHNIQUES: tuple[Technique, ...] = (
         "cost",
         "Keeps activations in pinned host memory between forward and backward.",
         "on|off",
-        later=True,
     ),
     Technique(
         "workers",
@@ -210,6 +208,14 @@ TECHNIQUES: tuple[Technique, ...] = (
 BY_NAME = {technique.name: technique for technique in TECHNIQUES}
 
 
+def named(name: str, *values: Value) -> list[str]:
+    """A technique's title and the labels of `values`; of one that this version does not know as they stand."""
+    technique = BY_NAME.get(name)
+    if technique is None:
+        return [name, *map(str, values)]
+    return [technique.title, *map(technique.label, values)]
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The techniques in force for one window; the field names are those of `TECHNIQUES`."""
@@ -240,8 +246,8 @@ class Settings:
             raise ValueError(f"amp is off, bf16 or fp16, not {self.amp!r}")
         for name, least in (("checkpointing", 0), ("accumulate", 1), ("workers", 0), ("prefetch", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} is a whole number of at least {least}, not {value!r}")
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
+                raise ValueError(f"{name} is a whole number from {least} to {MOST}, not {value!r}")
         if not 0 < self.lr <= 100:
             raise ValueError(f"lr scales the learning rate by a factor above 0, at most 100, not {self.lr!r}")
 
@@ -299,5 +305,17 @@ class RunPlan:
     """Optimizer steps after which the run ends; None: as the recipe says."""
     seed: int | None = None
     """None: the recipe's."""
+    counters: bool = False
+    """Whether CUPTI may sample the card's counters, which may hold its clocks."""
     folder: Path | None = None
-    """The run's folder, where what was learned is left; None: nowhere."""
+    """The run's; None: nothing is saved."""
+    resume: bool = False
+    """Go on from the newest whole save in the folder."""
+    optimizer_state: str = "keep"
+    """What becomes of the optimizer's state at a resume: keep, matching (parameters of the same name) or new."""
+    save_minutes: float = 10.0
+    """A save after so many minutes; 0: none."""
+    save_steps: int = 0
+    """A save after so many optimizer steps; 0: none."""
+    keep: int = 2
+    """Saves that are kept, besides the best one by eval loss and the last one before a divergence."""

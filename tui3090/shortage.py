@@ -21,10 +21,10 @@ class WayOut:
     sentence: str
 
 
-def way_out(job: Job, window: Window) -> WayOut:
+def way_out(job: Job, window: Window, shortage: str) -> WayOut:
     """Without graph replay, then micro-batches of half the size and twice as many, then checkpointing for all blocks.
 
-    Raises RecipeError when none is left.
+    Raises RecipeError when none is left, with the sentence on the shortage.
     """
     if job.settings.graph:
         sentence = "out of memory: graph replay is switched off, for its graphs keep the memory of their activations"
@@ -44,5 +44,5 @@ def way_out(job: Job, window: Window) -> WayOut:
         return WayOut(window, "checkpointing", 1, "out of memory even so: checkpointing is switched on for all blocks")
     raise RecipeError(
         f"The memory of {job.device_name} is too small for this model even with micro-batches of {size} and what "
-        "checkpointing saves: try --amp bf16, shorter samples or a smaller model."
+        f"checkpointing saves: try --amp bf16, shorter samples or a smaller model. {shortage}"
     )

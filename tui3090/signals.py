@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
+
+from tui3090.guardian import HELD_BACK, PASSED_ON
 
 FORCE_AFTER_S = 10.0
 """From the first SIGINT or SIGTERM until the process leaves although training has not stopped."""
@@ -19,18 +22,27 @@ class Interrupts:
     def __init__(self) -> None:
         self.first: int | None = None
         """The first signal that came; the exit status is 128 more."""
-        self.count = 0
-        """How many came: the second means that waiting for training is over."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        self._came: Counter[int] = Counter()
+        for number in (signal.SIGINT, signal.SIGTERM, *PASSED_ON):
             signal.signal(number, self._note)
         # A closed terminal sends it to the whole group. Ignored, it is so in loader workers too, also after exec.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         os.register_at_fork(after_in_child=_in_forked_child)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+
+    @property
+    def count(self) -> int:
+        """How many came: the second means that waiting for training is over.
+
+        One to the whole process group comes twice, directly and passed on by the guardian, and counts once.
+        """
+        came = dict(self._came)
+        return sum(max(came.get(number, 0), came.get(passed_on, 0)) for passed_on, number in PASSED_ON.items())
 
     def _note(self, number: int, _frame: object) -> None:
-        self.count += 1
+        self._came[number] += 1
         if self.first is None:
-            self.first = number
+            self.first = PASSED_ON.get(number, number)
 
 
 def _in_forked_child() -> None:

@@ -89,6 +89,8 @@ def describe(error: BaseException, path: Path) -> str:
 
     'train.py, line 12: KeyError: 'labels''. Where no line of the user's is in its traceback, the file alone is named.
     """
+    if isinstance(error, RecipeError) and str(error).startswith(str(path)):
+        return str(error)  # its place is in it already
     frames = list(traceback.extract_tb(error.__traceback__))
     text = str(error)
     if isinstance(error, RecipeError) and (text.startswith(str(path)) or path.absolute().parent == RECIPES):
@@ -96,6 +98,8 @@ def describe(error: BaseException, path: Path) -> str:
     if isinstance(error, SyntaxError):
         frames.append(traceback.FrameSummary(error.filename or "", error.lineno, ""))
         text = error.msg
+    if text == "EOF when reading a line" or type(error).__name__ == "BdbQuit":
+        text = "training can't read the terminal: take input() and breakpoint() out"
     said = text if isinstance(error, RecipeError) else f"{type(error).__name__}: {text}".removesuffix(": ")
     found = list(re.finditer(r'^ *File "(.+)", line (\d+), in .*$', text, re.MULTILINE))
     if found:  # of a loader's worker: the traceback came over as text, and what it says stands behind its last frame

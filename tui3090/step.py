@@ -18,11 +18,14 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from tui3090.feed import MicroBatch
+from tui3090.meters.phases import no_mark
 from tui3090.optimizers import waits_for_nothing
 from tui3090.recipe import Recipe, RecipeError
 from tui3090.settings import Settings
 from tui3090.techniques.amp import autocast, scaler
 from tui3090.techniques.checkpointing import checkpointed
+from tui3090.techniques.compile import Compiled
+from tui3090.techniques.offload import Offload
 from tui3090.techniques.tf32 import matmuls
 
 
@@ -77,16 +80,20 @@ class Step:
         self.device = device
         self.settings = Settings()
         self.scaler = scaler(device)
+        self.compiled = Compiled(model, blocks, recipe.loss)
+        self.offload = Offload(model, blocks, device)
         self.place = place
         """Brings a micro-batch's tensors to the device."""
         self.waits_for_nothing = waits_for_nothing(optimizer)
+        self.mark = no_mark
+        """Told at the start of each phase; meters/phases.py listens now and then."""
         self.keep_gradients = False
         """Gradients are zeroed in place instead of freed: captured graphs know their addresses."""
         self.loss = torch.zeros((), device=device)
         """The window's weighted mean so far."""
-        self._loss_of = recipe.loss
         self._clip_norm = recipe.clip_norm
-        self._blocks = blocks
+        self.blocks = blocks
+        """The layers that checkpointing cuts at."""
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._share = torch.zeros((), device=device)
         self._report = torch.zeros(4, device=device)
@@ -112,8 +119,11 @@ class Step:
 
     def accumulate(self, micro: MicroBatch, share: float, first: bool) -> None:
         """Forward and backward of one micro-batch, which has `share` of the window's weight."""
+        self.mark("copy")
         self.set_share(share)
-        self.forward_backward(self.place(micro), first)
+        batch = self.place(micro)
+        self.mark("other")
+        self.forward_backward(batch, first)
 
     def update(self) -> None:
         """Clip, judge and apply what the window accumulated."""
@@ -148,11 +158,19 @@ class Step:
         """Forward under autocast, backward of the scaled share of the loss; adds to gradients and loss."""
         if first:
             self.zero()
-        with matmuls(self.settings), checkpointed(self.model, self._blocks, self.settings.checkpointing):
+        with (
+            matmuls(self.settings),
+            self.compiled.in_force(self.settings) as loss_of,
+            checkpointed(self.model, self.blocks, self.settings.checkpointing),
+            self.offload.in_force(self.settings),
+        ):
+            self.mark("forward")
             with autocast(self.device, self.settings):
-                loss = _scalar(self._loss_of(self.model, batch))
+                loss = _scalar(loss_of(self.model, batch))
+            self.mark("backward")
             share = loss * self._share
             (self.scaler.scale(share) if self.scales else share).backward()
+        self.mark("other")
         self.loss.add_(share.detach())
 
     def apply(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 
 from tui3090.dashboard import text
@@ -44,15 +45,34 @@ def summary(view: View) -> list[str]:
         ("time", _time(view)),
         ("techniques", _techniques(view)),
         ("run folder", view.folder),
+        ("saved", _saved(view)),
         *([("result", str(result))] if (result := Path(view.folder) / "result").is_dir() else []),
     )
-    return [f"tui3090: {_ended(view)}", *(f"  {name:<10}  {plain(words)}" for name, words in rows)]
+    return [f"tui3090: {_ended(view)}", *(f"  {name:<10}  {plain(words)}" for name, words in rows if words)]
+
+
+def ending(view: View, output: Path) -> list[str]:
+    """What the shell is told when a run is over: the summary, or of a run that failed before its first step why."""
+    failed = view.state.state == "failed"
+    lines = summary(view)
+    if failed and view.first_step_time is None:
+        lines = [f"tui3090: {plain(view.state.detail)}"]
+    if failed:
+        lines.append(f"What training printed, tracebacks included, is in {plain(str(output))}")
+    return lines
 
 
 def _ended(view: View) -> str:
     how = view.state.state if view.over else f"left while {view.state.state}"
     reason = f": {view.state.detail}" if view.state.state == "failed" else ""
     return plain(f"{view.name} {how} at {progress(view)}{reason}")
+
+
+def _saved(view: View) -> str:
+    if view.saved is None:
+        return ""
+    how = f"--resume {shlex.quote(view.folder)} goes on from it"
+    return f"step {text.number(view.saved.step)} ({view.saved.reason}); {how}"
 
 
 def _loss(view: View) -> str:

@@ -44,7 +44,10 @@ class Alarm:
     @property
     def paused(self) -> str:
         """For somebody who can press a key."""
-        return f"Training is paused: {self.reason}. Space goes on, {self.keys}, q leaves."
+        return (
+            f"Training is paused: {self.reason}. b goes back to the last good save, space goes on, {self.keys}, "
+            "q leaves."
+        )
 
     @property
     def ended(self) -> str:
@@ -75,6 +78,11 @@ class Watchdog:
         self._overflows, self._scale_warned = 0, False
         self._stuck = False
         self.reset()
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing points to divergence: then a save is one to go back to."""
+        return self.alarm is None and not self._not_finite and not self._exploding
 
     def reset(self) -> None:
         """Training goes on after an alarm: what counts is what comes now."""

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
-from tests.dashboard.views import GIB, HOSTILE, NOW, started, step
+from tests.dashboard.views import GIB, HOSTILE, NOW, gain, started, step
 from tui3090.dashboard import app as app_module
 from tui3090.dashboard.app import Dashboard, theme
 from tui3090.dashboard.governor import Governor
@@ -31,7 +31,12 @@ from tui3090.records import (
     Evaluate,
     Evaluated,
     Event,
+    MakeSave,
+    MeasureActivations,
     Pause,
+    Phases,
+    Profile,
+    Profiled,
     Reading,
     Record,
     Stage,
@@ -82,6 +87,8 @@ def trained() -> list[Record]:
         records.append(step(n, time=NOW - 0.3 - (1412 - n) * 0.5, loss=loss, seconds=0.5, stall_s=0.01, wait_s=0.1))
         if n == 250:
             records.append(Changed(time=NOW - 580, step=251, technique="amp", old="off", new="bf16"))
+        if n == 275:
+            records.append(gain(251, "amp", "off", "bf16"))
         if n == 900:
             records.append(Changed(time=NOW - 250, step=901, technique="accumulate", old=1, new=2))
     reading = Reading(
@@ -108,6 +115,29 @@ def trained() -> list[Record]:
         host_total=64 * GIB,
         host_available=50 * GIB,
     )
+    phases = Phases(
+        time=NOW - 0.8,
+        step=1411,
+        seconds=0.5,
+        data_s=0.01,
+        copy_s=0.002,
+        forward_s=0.15,
+        backward_s=0.31,
+        optimizer_s=0.02,
+    )
+    profiled = Profiled(
+        time=NOW - 41,
+        step=1330,
+        tensor_core_share=0.78,
+        unknown_share=0.0,
+        fp32_share=0.0,
+        busy_share=0.99,
+        kernels=1400,
+        kernel_s=0.4,
+        without="layer_norm 9.1 %, Gelu 6.0 %, FusedAdam 5.0 %",
+        off_by_8="classifier [2 × 1024]",
+    )
+    records += [phases, profiled]
     said = Event(time=NOW - 250, level="info", source="key", text="accumulation 1 → 2, in force from step 901")
     return [*records, Evaluated(time=NOW - 100, step=1200, loss=0.447, metrics="accuracy 0.862"), reading, said]
 
@@ -198,9 +228,9 @@ class TestLife:
         over = State(time=NOW - 9999, state="finished")
         app = dashboard(FedSource(*trained(), over, live=False, read_only="This is a look."), view)
         async with app.run_test(size=(80, 24)) as pilot:
-            await until_reads(pilot, "FINISHED (a look)")
+            await until_reads(pilot, "FINISHED")
             await pilot.press("a")
-            await until_reads(pilot, "This is a look.")
+            await until_reads(pilot, "The run is over (finished): q leaves.")
             await pilot.press("q")
             await until(pilot, lambda: app.return_value == 0)
 
@@ -230,7 +260,7 @@ class TestKeys:
             await pilot.press("c")
             await until_reads(pilot, "▸ every 2nd, from step 1 414")
             await until(pilot, lambda: source.sent == [Change("checkpointing", 2)])
-            await until_reads(pilot, "at the step's end")
+            await until_reads(pilot, "waiting for the step to end")
             source.waiting = [Changed(time=NOW, step=1414, technique="checkpointing", old=0, new=2)]
             await until_reads(pilot, "off → every 2nd")
 
@@ -274,16 +304,16 @@ class TestKeys:
             await pilot.press("escape")
             await until(pilot, lambda: Withdraw("accumulate") in source.sent)
 
-    async def test_pause_evaluate_and_what_is_not_in_this_version(self) -> None:
+    async def test_pause_evaluate_save_and_looks(self) -> None:
         source = FedSource(*trained())
         app = dashboard(source)
         async with app.run_test(size=(160, 50)) as pilot:
             await until_reads(pilot, "1 412")
-            await pilot.press("space", "e")
-            assert source.sent == [Pause(True), Evaluate()]
-            for key, words in (("s", "Saving"), ("r", "Profiled Tensor Core readings"), ("d", "Leaving it running")):
-                await pilot.press(key)
-                await until_reads(pilot, f"{words}: not in this version.")
+            await pilot.press("space", "e", "s", "b")
+            assert source.sent == [Pause(True), Evaluate(), MakeSave()]
+            await until_reads(pilot, "space pauses first")
+            await pilot.press("r", "m")
+            assert source.sent[3:] == [Profile(), MeasureActivations()]
 
     async def test_a_digit_zooms_and_goes_back(self) -> None:
         app = dashboard(FedSource(*trained()))
@@ -423,7 +453,7 @@ class TestColours:
         assert bool(colours) is not no_color
 
 
-KEYS = [*"acgktopwACGKTOPW+-=_[]uneslrdx?h1234567q", "escape", "space", "ctrl+l", "ctrl+c"]
+KEYS = [*"acgktopwACGKTOPW+-=_[]uneslrmdx?h1234567q", "escape", "space", "ctrl+l", "ctrl+c"]
 PRESSES = st.one_of(st.sampled_from(KEYS), st.tuples(st.integers(1, 220), st.integers(1, 70)))
 
 

@@ -8,12 +8,15 @@ from tests.dashboard.views import NOW, started, step
 from tui3090.dashboard.keys import SETTLE_S, Keys, next_window, pending_text
 from tui3090.dashboard.view import View
 from tui3090.records import (
+    Activations,
     Available,
     Change,
     Changed,
     Command,
     Evaluate,
+    MeasureActivations,
     Pause,
+    Profile,
     Record,
     Refused,
     State,
@@ -181,13 +184,6 @@ class TestRefusing:
         pressed.wait(1)
         assert pressed.sent == [Change("tf32", False)]
 
-    @pytest.mark.parametrize("name", ["compile", "offload"])
-    def test_a_technique_of_a_later_version_says_so(self, pressed: Pressed, name: str) -> None:
-        pressed.press(name)
-        pressed.wait(1)
-        assert pressed.sent == []
-        assert pressed.view.answer == f"{BY_NAME[name].title}: not in this version"
-
     def test_locked_keys_do_nothing_until_they_are_unlocked(self, pressed: Pressed) -> None:
         pressed.keys.lock()
         pressed.press("amp")
@@ -228,6 +224,20 @@ class TestPauseEvaluateStop:
         pressed.keys.pause()
         assert pressed.sent == []
         assert pressed.view.answer == "Not while loading."
+
+    def test_the_tensor_cores_are_read_where_there_are_some(self, pressed: Pressed) -> None:
+        pressed.keys.profile()
+        assert pressed.sent == [Profile()]
+        pressed.see(started(device="cpu"))
+        pressed.keys.profile()
+        assert pressed.sent == [Profile()]
+        assert pressed.view.answer == "Reading Tensor Cores needs an NVIDIA card, and training runs on the CPU."
+
+    def test_activations_are_measured_on_request_and_told(self, pressed: Pressed) -> None:
+        pressed.keys.measure_activations()
+        assert pressed.sent == [MeasureActivations()]
+        pressed.see(Activations(time=NOW, step=1413, total=5, layers="5 head"))
+        assert pressed.view.answer == "Activations measured: 3 shows the layers."
 
     def test_evaluate(self, pressed: Pressed) -> None:
         pressed.keys.evaluate()

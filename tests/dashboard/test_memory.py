@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 
 from tests.dashboard.views import GIB, HOSTILE, NOW, SIZES, any_view, assert_fits, role_of, started, step, texts, view
 from tui3090.dashboard.panels import memory
 from tui3090.dashboard.view import View
-from tui3090.records import Changed, Reading
+from tui3090.records import Activations, Changed, Reading
 
 
 def reading(**changes: Any) -> Reading:
@@ -86,6 +87,68 @@ def test_under_replay_what_is_beyond_the_weights_is_not_called_activations() -> 
     assert "a other tensors, peak 8.00" in rows[2]
     assert "▒ cached + graphs 2.00" in rows[3]
     assert not any("activations" in row for row in rows)
+
+
+def test_graph_pools_are_a_figure_of_their_own_and_activations_are_not_made_up() -> None:
+    # what tensors hold now is 5 GiB, 4 of them kept; the graphs keep 6 of the 9 that no tensor holds
+    seen = view(started(), step(replayed=True), reading(graph_pools=6 * GIB))
+    rows = texts(memory.rows(seen, 96, 8, NOW))
+    assert rows[1:5] == [
+        "wwwwggggssssssssppppppppppppppppppppppppaaaa▒▒▒▒▒▒▒▒▒▒▒▒xxxxoooo································",
+        "w weights       1.00    g gradients 1.00    s optimizer state 2.00    p graph pools     6.00",
+        "a other tensors 1.00    ▒ cached    3.00    x CUDA context    1.00    o other processes 1.00",
+        "· free          8.00",
+    ]
+    assert "fragmentation 21 %" in rows[6]  # 3 of 14
+    # where a row is missing the scale goes first, then the legend
+    assert texts(memory.rows(seen, 96, 7, NOW))[0].startswith("wwwwgggg")
+
+
+def sizes(seen: View) -> dict[str, float]:
+    """What the legend of a panel in one column says, in GiB."""
+    rows = texts(memory.rows(seen, 30, 40, NOW))[2:11]
+    return {row[0]: float(row.split()[-1]) for row in rows if row[:2] in {f"{c} " for c in "wgspa▒xo·"}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"graph_pools": 6 * GIB},
+        {"graph_pools": 0},
+        {"peak_allocated": 20 * GIB},  # the cache was given back since
+        {"allocated": 3 * GIB, "graph_pools": 6 * GIB, "reserved": 12 * GIB, "own": 13 * GIB, "card_used": 14 * GIB},
+    ],
+)
+def test_it_adds_up_to_the_card(changes: dict[str, Any]) -> None:
+    given_ = reading(**changes)
+    found = sizes(view(started(), given_))
+    assert sum(found.values()) == pytest.approx(24.0)
+    of_torch = sum(found[letter] for letter in found if letter in "wgspa▒")
+    assert of_torch == pytest.approx((given_.reserved or 0) / GIB)
+
+
+def test_the_layers_whose_activations_hold_most() -> None:
+    measured = Activations(
+        time=NOW, step=7, total=4 * GIB, layers=f"{3 * GIB} blocks.*.up × 12\n{GIB // 2} head\nnonsense"
+    )
+    rows = texts(memory.rows(view(started(), reading(), measured), 100, 30, NOW))
+    assert rows[7:] == [
+        "",
+        "kept for backward by one micro-batch, step 7: 4.00 GiB",
+        "    3.00  75 %  blocks.*.up × 12                         " + "a" * 30,
+        "    0.50  12 %  head                                     aaaaa",
+        "    0.00   0 %",
+    ]
+    assert "m measures" in texts(memory.rows(view(started(), reading()), 100, 30, NOW))[8]
+    assert len(memory.rows(view(started(), reading(), measured), 100, 9, NOW)) == 7  # no room for them
+
+
+def test_they_do_not_outlive_a_change() -> None:
+    measured = Activations(time=NOW, step=7, total=GIB, layers=f"{GIB} head")
+    change = Changed(time=NOW, step=9, technique="amp", old="off", new="bf16")
+    rows = texts(memory.rows(view(started(), reading(), measured, change), 100, 30, NOW))
+    assert "m measures" in rows[8]
 
 
 def test_retries_are_a_warning() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.dashboard.views import (
+    GIB,
     HOSTILE,
     NOW,
     SIZES,
     any_view,
+    gain,
     role_of,
     started,
     step,
@@ -23,8 +26,9 @@ from tests.dashboard.views import (
 from tui3090.dashboard.panels import changes, footer, header, techniques, try_next
 from tui3090.dashboard.panels.footer import ANSWERED_S
 from tui3090.dashboard.view import Pending, View
-from tui3090.records import Available, Changed, Event, Reading, State
-from tui3090.settings import CORES, Settings
+from tui3090.records import Available, Changed, Event, Reading, Resumed, State
+from tui3090.runlog import RecordReader
+from tui3090.settings import CORES, TECHNIQUES, Settings
 
 TRAINING = State(time=NOW - 800, state="training")
 PANELS = [header, techniques, changes, try_next, footer]
@@ -58,6 +62,21 @@ class TestHeader:
             " ● TRAINING  bert-large  1 412/6 000  24 %  left 1 h 16 min → 03:03",
             "   16 000 tok/s   1.00 s/step   0 skipped   epoch 1/3   cuda:0 RTX 3090",
         ]
+
+    @pytest.mark.parametrize("width", [80, 160])
+    def test_what_training_waits_for(self, width: int) -> None:
+        seen = running()
+        seen.absorb([State(time=NOW, state="training", detail="compiling, block 3 of 12")])
+        assert "bert-large  compiling, block 3 of 12  " in texts(header.rows(seen, width, 2, NOW))[0]
+        seen.absorb([State(time=NOW, state="training")])
+        assert "compiling" not in texts(header.rows(seen, width, 2, NOW))[0]
+
+    def test_the_pace_is_that_of_steps_in_which_nothing_was_compiled(self) -> None:
+        seen = running()
+        before = texts(header.rows(seen, 160, 2, NOW))[1]
+        assert "1.00 s/step" in before
+        seen.absorb([step(1413, seconds=70.0, compiled=True)])
+        assert texts(header.rows(seen, 160, 2, NOW))[1] == before
 
     def test_loading(self) -> None:
         seen = View(name="bert-large")
@@ -126,9 +145,9 @@ class TestTechniques:
             " c   checkpointing  off       ▸ every 2nd, step 1 414",
             "≈+ - accumulation   2         32 samples a step",
             " g   graph replay   –         needs a CUDA card",
-            " k   torch.compile  –         not in this version",
+            " k   torch.compile  off",
             "≈t   TF32           off",
-            " o   offload        –         not in this version",
+            " o   offload        off",
             f" w   loader workers 0         of {CORES} core{'s' if CORES > 1 else ''}",
             " p   prefetch       off",
             "≈] [ learning rate  × 1       now 3.82e-05",
@@ -140,7 +159,7 @@ class TestTechniques:
         seen.pending["graph"] = Pending(True, NOW, sent=True)
         assert texts(techniques.rows(seen, 78, 3, NOW)) == [
             "a AMP bf16         c ckpt off         +- accum 1         g graph off ▸ on",
-            "k compile –        t TF32 off         o offload –        w workers 0",
+            "k compile off      t TF32 off         o offload off      w workers 0",
             "p prefetch off     ][ lr × 1",
         ]
 
@@ -153,29 +172,105 @@ class TestTechniques:
 
 
 class TestChanges:
-    def test_the_newest_last_and_what_is_pending_after_it(self) -> None:
+    def changed(self) -> View:
+        """A run with one change of every outcome."""
         seen = running()
         seen.absorb(
             [
                 Changed(time=NOW, step=251, technique="amp", old="off", new="bf16"),
+                gain(251, "amp", "off", "bf16"),
                 Changed(time=NOW, step=733, technique="checkpointing", old=0, new=1),
-                Changed(time=NOW, step=902, technique="graph", old=True, new=False, origin="capture failed"),
+                gain(
+                    *(733, "checkpointing", 0, 1),
+                    verdict="slower",
+                    rate_before=15_450.0,
+                    rate_after=11_900.0,
+                    peak_before=round(12.4 * GIB),
+                    peak_after=round(5.4 * GIB),
+                    loss="higher",
+                ),
+                Changed(time=NOW, step=1320, technique="workers", old=0, new=4),
+                gain(1320, "workers", 0, 4, verdict="noisy", noise=0.03, peak_before=5 * GIB, peak_after=5 * GIB),
+                Changed(time=NOW, step=1330, technique="accumulate", old=2, new=1),
+                Changed(time=NOW, step=1330, technique="tf32", old=False, new=True),
+                Changed(time=NOW, step=1331, technique="prefetch", old=0, new=2),
             ]
         )
-        seen.pending["workers"] = Pending(2, NOW, sent=True)
-        assert texts(changes.rows(seen, 56, 8, NOW)) == [
-            "  step  key                before → after      by",
-            "   251  a   AMP            off → bf16 ≈        key",
-            "   733  c   checkpointing  off → all           key",
-            "   902  g   graph replay   on → off            capture failed",
-            " 1 414  w   loader workers ▸ 2 at the step's end",
-        ]
-        assert texts(changes.rows(seen, 56, 2, NOW))[0].startswith("   902")
+        return seen
 
-    def test_a_long_step_is_counted_down(self) -> None:
+    def test_the_figures_of_every_outcome(self) -> None:
+        seen = self.changed()
+        assert texts(changes.rows(seen, 57, 8, NOW)) == [
+            " step  key     tokens/s       peak GiB   ms/step  loss",
+            "  251  a bf16  10 780→15 450  16.5→12.4  760→530  same",
+            "  733  c all   15 450→11 900  12.4→5.4   760→530  higher",
+            "1 320  w 4     too noisy to tell (±3 %)",
+            "1 330  - 1     measured with the next one",
+            "1 330  t on    not measured: too few steps before the next",
+            "1 331  p 2     not measured: too few steps before it",
+        ]
+        assert role_of(changes.rows(seen, 57, 8, NOW), "15 450→11 900") == "bad"
+        assert role_of(changes.rows(seen, 57, 8, NOW), "10 780→15 450") == "good"
+        assert role_of(changes.rows(seen, 57, 8, NOW), "higher") == "bad"
+
+    def test_a_wide_panel_has_all_figures_and_a_narrow_one_the_throughput(self) -> None:
+        seen = self.changed()
+        assert texts(changes.rows(seen, 120, 8, NOW))[:3] == [
+            " step  key     tokens/s       peak GiB   ms/step  loss    change  stall %  MFU %      TFLOPS",
+            "  251  a bf16  10 780→15 450  16.5→12.4  760→530  same    +43 %   0.4→0.6  65.2→46.9  23.2→33.3",
+            "  733  c all   15 450→11 900  12.4→5.4   760→530  higher  −23 %   0.4→0.6  65.2→46.9  23.2→33.3",
+        ]
+        assert texts(changes.rows(seen, 30, 8, NOW))[:2] == [
+            " step  key     tokens/s",
+            "  251  a bf16  10 780→15 450",
+        ]
+
+    def test_who_else_changed_something_is_said(self) -> None:
+        seen = running()
+        change = Changed(time=NOW, step=902, technique="accumulate", old=1, new=2, origin="out of memory")
+        seen.absorb([step(901), change])
+        assert texts(changes.rows(seen, 66, 1, NOW)) == [
+            " 902  + 2     not measured: too few steps before it  by out of memory"
+        ]
+        seen.absorb([gain(902, "accumulate", 1, 2, verdict="same", rate_after=10_790.0, peak_after=None)])
+        assert texts(changes.rows(seen, 66, 4, NOW)) == [
+            "step  key     tokens/s       ms/step  loss  change  by",
+            " 902  + 2     10 780→10 790  760→530  same  same    out of memory",
+        ]
+
+    def test_what_a_save_takes_back_has_no_gain_any_more(self) -> None:
+        seen = running()
+        seen.absorb(
+            [Changed(time=NOW, step=251, technique="amp", old="off", new="bf16"), gain(251, "amp", "off", "bf16")]
+        )
+        seen.absorb([Resumed(time=NOW, step=200, name="step-00000200")])
+        assert (len(seen.changes), seen.gains) == (0, {})
+
+    def test_the_gains_of_a_log_that_holds_none(self) -> None:
+        seen = view(*RecordReader(Path(__file__).parent.parent / "data" / "h200.jsonl").read(), live=False)
+        assert texts(changes.rows(seen, 66, 6, NOW))[1:3] == [
+            " 137  a bf16  146 100→294 300  10.6→8.9  56.1→27.8  same  +100 %",
+            " 275  c 2nd   not measured: too few steps before the next",
+        ]
+
+    def test_how_far_a_measurement_is(self) -> None:
+        seen = running()
+        seen.absorb(step(n, seconds=1.0) for n in range(30))
+        seen.absorb([Changed(time=NOW, step=30, technique="amp", old="off", new="bf16")])
+        assert texts(changes.rows(seen, 66, 1, NOW)) == ["  30  a bf16  waiting for its first step"]
+        seen.absorb(step(30 + n, seconds=1.0) for n in range(7))
+        assert texts(changes.rows(seen, 66, 1, NOW)) == ["  30  a bf16  measuring 4 of 20"]
+
+    def test_what_is_pending_comes_last_and_a_long_step_is_counted_down(self) -> None:
+        seen = self.changed()
+        seen.pending["workers"] = Pending(2, NOW, sent=True)
+        assert texts(changes.rows(seen, 66, 2, NOW)) == [
+            "1 331  p 2     not measured: too few steps before it",
+            "1 414  w 2 ▸ waiting for the step to end",
+        ]
         seen = view(TRAINING, step(7, time=NOW - 10, seconds=30.0))
         seen.pending["tf32"] = Pending(True, NOW, sent=True)
-        assert texts(changes.rows(seen, 70, 2, NOW)) == ["     9  t   TF32           ▸ on at the step's end, 20 s"]
+        assert texts(changes.rows(seen, 70, 2, NOW)) == ["   9  t on ▸ waiting for the step to end, 20 s"]
 
     def test_before_the_first(self) -> None:
         assert texts(changes.rows(View(), 70, 8, NOW)) == [
@@ -184,14 +279,56 @@ class TestChanges:
 
     def test_a_technique_of_another_version_is_shown_as_it_stands(self) -> None:
         seen = view(Changed(time=NOW, step=3, technique="fsdp\x1b[2J", old="a", new="b"))
-        assert texts(changes.rows(seen, 70, 1, NOW)) == ["     3  fsdp␛[2J           a → b               key"]
+        assert texts(changes.rows(seen, 70, 1, NOW)) == ["   3  fsdp␛[2J b  not measured: too few steps before it"]
+
+
+class TestTryNext:
+    def seen(self) -> View:
+        """A run in fp32 that waits for its loader half of the time."""
+        seen = view(
+            started(device_name="NVIDIA GeForce RTX 3090"), *(Available(time=NOW, technique=t.name) for t in TECHNIQUES)
+        )
+        seen.absorb(step(n, seconds=1.0, stall_s=0.5, wait_s=0.5, precision="fp32") for n in range(30))
+        return seen
+
+    def test_each_piece_with_its_reason_where_there_is_room(self) -> None:
+        assert texts(try_next.rows(self.seen(), 56, 6, NOW)) == [
+            "w  1 loader worker   up to +100 %",
+            "   the loader starves it 50 % of the time, with 0",
+            "a  AMP bf16   at most × 2.0",
+            "   matmuls run in fp32, beside the Tensor Cores",
+            "t  TF32",
+            "   matmuls run in fp32; TF32 keeps its range, with 10",
+        ]
+        assert texts(try_next.rows(self.seen(), 56, 8, NOW))[2] == "   workers"
+        assert texts(try_next.rows(self.seen(), 64, 3, NOW))[:2] == [
+            "w  1 loader worker   up to +100 %   the loader starves it 50 %…",
+            "a  AMP bf16   at most × 2.0   matmuls run in fp32, beside the T…",
+        ]
+
+    def test_one_row_says_how_many_more_there_are(self) -> None:
+        assert texts([try_next.line(self.seen(), 60, NOW)])[0].split("   ")[0] == "w  1 loader worker"
+        assert texts([try_next.line(self.seen(), 60, NOW)])[0].endswith("   2 more")
+
+    def test_nothing(self) -> None:
+        assert texts(try_next.rows(View(), 60, 3, NOW)) == ["comes with the figures of some steps"]
+        seen = view(started(device="cpu"), *(step(n, stall_s=0.0) for n in range(30)))
+        assert texts(try_next.rows(seen, 60, 3, NOW)) == ["nothing: no figure of this run stands out"]
+
+    def test_it_is_drawn_anew_after_some_seconds_and_after_a_change(self) -> None:
+        seen = self.seen()
+        assert len(seen.advice()) == 3
+        seen.absorb(step(100 + n, seconds=1.0, stall_s=0.0) for n in range(600))
+        assert len(seen.advice()) == 3
+        seen.absorb([step(800, time=NOW + 3, stall_s=0.0, precision="bf16")])
+        assert seen.advice() == []
 
 
 class TestFooter:
     def test_the_keys_as_many_as_fit(self) -> None:
         assert texts([footer.line(View(), 160, NOW)]) == [
-            " space pause   s save   e evaluate   r Tensor Cores   l log   1-7 zoom   u undo   n lock keys   x picture"
-            "   ? help   q leave"
+            " space pause   s save   e evaluate   r Tensor Cores   m activations   l log   1-7 zoom   u undo"
+            "   n lock keys   x picture   ? help   q leave"
         ]
         assert texts([footer.line(View(), 80, NOW)]) == [
             " space pause   l log   1-7 zoom   u undo   n lock keys   ? help   q leave"

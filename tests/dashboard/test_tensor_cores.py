@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 
 from tests.dashboard.views import HOSTILE, NOW, SIZES, any_view, assert_fits, role_of, started, step, texts, view
 from tui3090.dashboard.panels import tensor_cores
 from tui3090.dashboard.view import View
-from tui3090.records import Changed, Reading
+from tui3090.records import Changed, Profiled, Reading
 
 GEFORCE = Reading(time=NOW - 0.5, tensor_core_source="a GeForce has no such counters")
 
@@ -22,9 +24,9 @@ def test_the_whole_panel() -> None:
     assert tensor_cores.note(seen, NOW) == "mean of 2 steps"
     assert texts(tensor_cores.rows(seen, 56, 5, NOW)) == [
         "33.0 TFLOPS = 46.5 % of the card's 71 (MFU = HFU)",
+        "kernels n/a: none profiled yet, r reads now",
         "counters n/a: a GeForce has no such counters",
         "matmuls in bf16: the Tensor Cores can take them",
-        "profiled kernels: not in this version (r)",
     ]
     assert texts([tensor_cores.line(seen, 69, NOW)]) == ["33.0 TFLOPS = 46.5 % of the card's 71 (MFU = HFU)"]
 
@@ -54,9 +56,9 @@ def test_on_a_cpu() -> None:
     seen = view(started(device="cpu"), step(flops=40e9, hardware_flops=40e9), Reading(time=NOW))
     assert texts(tensor_cores.rows(seen, 56, 5, NOW)) == [
         "40.0 GFLOPS   MFU n/a: a CPU's peak is not known",
+        "kernels n/a: needs an NVIDIA card",
         "counters n/a: this machine gives none",
         "matmuls in fp32 on a CPU: no Tensor Cores",
-        "profiled kernels: not in this version (r)",
     ]
 
 
@@ -71,7 +73,79 @@ def test_counters_have_source_and_age_and_the_units_beside_them() -> None:
         dram_util=0.41,
     )
     rows = texts(tensor_cores.rows(view(started(), step(), reading), 56, 5, NOW))
-    assert rows[1:3] == ["Tensor Cores busy 78 % (NVML GPM, 2.0 s)", "SMs busy 92 %   memory bandwidth 41 %"]
+    assert rows[1:4] == [
+        "Tensor Cores busy 78 % (NVML GPM, 2.0 s)",
+        "kernels n/a: none profiled yet, r reads now",
+        "SMs busy 92 %   memory bandwidth 41 %",
+    ]
+
+
+def profiled(**changes: Any) -> Profiled:
+    given_: dict[str, Any] = {
+        "time": NOW - 41,
+        "step": 1390,
+        "tensor_core_share": 0.78,
+        "unknown_share": 0.02,
+        "fp32_share": 0.06,
+        "busy_share": 0.97,
+        "kernels": 1400,
+        "kernel_s": 0.4,
+        "with_tensor_cores": "nvjet_tst 61.2 %, flash_bwd 9.0 %",
+        "without": "layer_norm 9.1 %, Gelu 6.0 %, FusedAdam 5.0 %",
+        "unknown": "triton_poi_fused 2.0 %",
+        "off_by_8": "classifier [2 × 1024]",
+        "seconds": 0.12,
+    }
+    return Profiled(**given_ | changes)
+
+
+def test_a_profiled_step() -> None:
+    seen = view(started(), step(flops=33e12, hardware_flops=33e12, peak_flops_s=71e12), GEFORCE, profiled())
+    assert texts(tensor_cores.rows(seen, 56, 5, NOW)) == [
+        "33.0 TFLOPS = 46.5 % of the card's 71 (MFU = HFU)",
+        "78 % of kernel time in TC kernels (profile, 41 s ago)",
+        "without: layer_norm 9.1 %, Gelu 6.0 %   unknown 2 %",
+        "fp32 matmuls 6 %   not by 8: classifier [2 × 1024]",
+        "counters n/a: a GeForce has no such counters",
+    ]
+    assert texts([tensor_cores.line(seen, 69, NOW)]) == [
+        "33.0 TFLOPS = 46.5 % of 71   TC kernels 78 % (profile, 41 s ago)"
+    ]
+    whole = texts(tensor_cores.rows(seen, 130, 30, NOW))
+    assert "on the Tensor Cores: nvjet_tst 61.2 %, flash_bwd 9.0 %" in whole
+    assert "unknown (Triton's and others whose names don't tell): triton_poi_fused 2.0 %" in whole
+    assert "layers with a dimension that 8 does not divide: classifier [2 × 1024]" in whole
+    assert any("mask the padding's logits" in row and "labels stay" in row for row in whole)
+    assert "1 400 kernels ran in 97 % of step 1 390; the rest is gaps between launches" in whole
+
+
+def test_counters_come_before_the_profiled_step() -> None:
+    counters = Reading(time=NOW, tensor_core=0.5, tensor_core_source="GPM", tensor_core_time=NOW - 1)
+    seen = view(started(), step(), counters, profiled())
+    assert [row.split(" (")[0] for row in texts(tensor_cores.rows(seen, 56, 5, NOW))[1:3]] == [
+        "Tensor Cores busy 50 %",
+        "78 % of kernel time in TC kernels",
+    ]
+    assert "Tensor Cores busy 50 % (GPM, 1.0 s)" in texts([tensor_cores.line(seen, 90, NOW)])[0]
+
+
+def test_an_old_profile_is_not_shown_as_current_and_none_outlives_a_change() -> None:
+    assert role_of(tensor_cores.rows(view(started(), step(), profiled()), 56, 5, NOW), "78 %") == "bold"
+    old = tensor_cores.rows(view(started(), step(), profiled(time=NOW - 200)), 56, 5, NOW)
+    assert role_of(old, "TC kernels") == "dim"
+    change = Changed(time=NOW, step=2, technique="amp", old="off", new="bf16")
+    rows = texts(tensor_cores.rows(view(started(), step(), profiled(), change), 56, 5, NOW))
+    assert rows[1] == "kernels n/a: none profiled since the change, r reads now"
+
+
+def test_a_profiler_that_saw_nothing_says_so() -> None:
+    none = profiled(tensor_core_share=None, unknown_share=None, fp32_share=None, without="", missing="no kernel seen")
+    assert texts(tensor_cores.rows(view(started(), step(), none), 56, 5, NOW))[1] == "kernels n/a: no kernel seen"
+
+
+def test_names_from_the_profiler_are_harmless() -> None:
+    rows = texts(tensor_cores.rows(view(started(), profiled(without=HOSTILE, off_by_8=HOSTILE)), 56, 5, NOW))
+    assert rows[2].startswith("without: [/data/train] [b]x ␛[31m")
 
 
 def test_an_old_counter_reading_is_shown_as_stale() -> None:
@@ -95,15 +169,15 @@ def test_figures_do_not_outlive_a_change() -> None:
 def test_before_the_first_step() -> None:
     assert texts(tensor_cores.rows(View(), 56, 5, NOW)) == [
         "TFLOPS n/a: not counted yet",
+        "kernels n/a: none profiled yet, r reads now",
         "counters n/a: no reading yet",
         "precision n/a: no step so far",
-        "profiled kernels: not in this version (r)",
     ]
 
 
 def test_a_source_from_outside_is_harmless() -> None:
     reading = Reading(time=NOW, tensor_core_source=HOSTILE)
-    row = texts(tensor_cores.rows(view(reading), 56, 5, NOW))[1]
+    row = texts(tensor_cores.rows(view(reading), 56, 5, NOW))[2]
     assert row == "counters n/a: [/data/train] [b]x ␛[31m red  漢字🙂�yyyy…"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import ModuleType
 from typing import Any
 
@@ -13,9 +13,13 @@ from tui3090.dashboard.text import Row, row_text, row_width
 from tui3090.dashboard.view import View
 from tui3090.records import (
     STATES,
+    Activations,
     Changed,
     Evaluated,
     Event,
+    Gain,
+    Phases,
+    Profiled,
     Reading,
     Record,
     Stage,
@@ -23,7 +27,7 @@ from tui3090.records import (
     State,
     StepRecord,
 )
-from tui3090.settings import TECHNIQUES
+from tui3090.settings import TECHNIQUES, Value
 
 NOW = 1_000_000_000.0
 GIB = 1 << 30
@@ -72,6 +76,38 @@ def step(number: int = 1, **changes: Any) -> StepRecord:
     return StepRecord(**given | changes)
 
 
+def gain(at: int, technique: str, old: Value, new: Value, **changes: Any) -> Gain:
+    """AMP's on a 3090, as the README draws it."""
+    given_: dict[str, Any] = {
+        "time": NOW,
+        "step": at,
+        "technique": technique,
+        "old": old,
+        "new": new,
+        "verdict": "faster",
+        "noise": 0.01,
+        "windows_before": 20,
+        "windows_after": 20,
+        "unit": "tokens",
+        "rate_before": 10_780.0,
+        "rate_after": 15_450.0,
+        "step_s_before": 0.76,
+        "step_s_after": 0.53,
+        "peak_before": round(16.5 * GIB),
+        "peak_after": round(12.4 * GIB),
+        "stall_before": 0.004,
+        "stall_after": 0.006,
+        "flops_s_before": 23.2e12,
+        "flops_s_after": 33.3e12,
+        "mfu_before": 0.652,
+        "mfu_after": 0.469,
+        "tensor_core_before": None,
+        "tensor_core_after": None,
+        "loss": "same",
+    }
+    return Gain(**given_ | changes)
+
+
 def view(*records: Record, **changes: Any) -> View:
     seen = View(**changes)
     seen.absorb(records)
@@ -112,7 +148,7 @@ _VALUES |= {f"{kind} | None": st.one_of(st.none(), values) for kind, values in _
 
 
 def _any(kind: type[Record], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.builds(kind, **{field.name: _VALUES[str(field.type)] for field in fields(kind)} | given)
+    return st.builds(kind, **{f.name: _VALUES[str(f.type)] for f in fields(kind) if f.name not in given} | given)
 
 
 _TIME = st.one_of(st.floats(NOW - 200, NOW + 5), _VALUES["float"])
@@ -121,13 +157,29 @@ ANY_RECORD: st.SearchStrategy[Record] = st.one_of(
     _any(Started, device=st.sampled_from(["cpu", "cuda:0"]), unit=st.sampled_from(["tokens", "samples"])),
     _any(StepRecord, time=_TIME, step=st.integers(0, 3000), steps=st.integers(1, 50)),
     _any(Reading, time=_TIME),
+    _any(Phases, time=_TIME),
+    _any(Profiled, time=_TIME),
+    _any(Activations, time=_TIME, layers=st.sampled_from(["", HOSTILE, "5 a\n-1 b\nnan c\n" + "9" * 5000])),
     _any(Evaluated, time=_TIME),
     _any(Event, time=_TIME),
     _any(Stage, time=_TIME),
     _any(State, time=_TIME, state=st.sampled_from(STATES)),
     st.builds(
+        lambda gain, change, verdict: replace(
+            gain,
+            technique=change[0],
+            old=change[1],
+            new=change[1],
+            verdict=verdict,
+            rate_before=gain.rate_before or 1.0,
+        ),
+        _any(Gain, old=st.just(0), new=st.just(0), step=st.integers(0, 30)),
+        _CHANGED,
+        st.sampled_from(["faster", "slower", "same", "noisy", HOSTILE]),
+    ),
+    st.builds(
         lambda at, change: Changed(time=NOW, step=at, technique=change[0], old=change[1], new=change[1]),
-        st.integers(0, 3000),
+        st.integers(0, 30),
         _CHANGED,
     ),
 )

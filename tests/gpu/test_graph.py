@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from tests.conftest import Train
 from tests.reference import Blocks, loss_of, samples
@@ -18,6 +19,7 @@ from tui3090.meters.allocator import Allocator
 from tui3090.recipe import Recipe
 from tui3090.records import Change, Event, Refused, StepRecord
 from tui3090.settings import Settings
+from tui3090.techniques.graph import Replay
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"), pytest.mark.timeout(300)]
 
@@ -125,8 +127,16 @@ def test_memory_does_not_grow_with_toggles(train: Train) -> None:
     assert max(reserved) <= early * 1.05
 
 
-def test_captures_beside_a_pinning_loader_and_a_busy_poller(train: Train) -> None:
-    allocator, stop = Allocator(0), threading.Event()
+def test_captures_beside_a_pinning_loader_and_a_busy_poller(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator, stop, captures = Allocator(0), threading.Event(), 0
+    record = Replay._record
+
+    def counted(self: Replay, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        nonlocal captures
+        captures += 1
+        return record(self, run)
+
+    monkeypatch.setattr(Replay, "_record", counted)
 
     def look() -> None:
         while not stop.wait(0.005):
@@ -135,15 +145,60 @@ def test_captures_beside_a_pinning_loader_and_a_busy_poller(train: Train) -> Non
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        script = {3 * i: [Change("graph", i % 2 == 1)] for i in range(1, 100)}
-        ran = train(recipe(4 * 310), script, Settings(workers=1, prefetch=2), device="cuda:0")
+        script = {3 * i: [Change("graph", i % 2 == 1)] for i in range(1, 140)}
+        ran = train(recipe(4 * 420), script, Settings(workers=1, prefetch=2), device="cuda:0")
     finally:
         stop.set()
         thread.join()
     assert ran.status == 0
     assert not [e for e in ran.of(Event) if e.source == "graph"]
     assert not ran.of(Refused)
-    assert sum(replayed(ran)) > 80
+    assert sum(replayed(ran)) > 100
+    assert captures >= 200
+
+
+class Sizes:
+    """A batch sampler whose batches change their size: one graph each."""
+
+    def __init__(self, *sizes: int, times: int = 4) -> None:
+        self._sizes = sizes * times
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (list(range(size)) for size in self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+
+def test_failed_captures_give_their_memory_back_and_are_not_tried_for_ever(train: Train) -> None:
+    calls: list[bool] = []
+
+    def reading(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = loss_of(model, batch)
+        calls.append(torch.cuda.is_current_stream_capturing())
+        return loss * (1.0 if loss.item() < 1e9 else 0.0)
+
+    def run(settings: Settings) -> tuple[Any, int]:
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        torch.manual_seed(3)
+        wide = {"model": Blocks(width=1024, dropout=0.0), "optimizer": None}
+        data = DataLoader(samples(400, width=1024), batch_sampler=Sizes(300, 200, 100, 50, 30, times=6))
+        ran = train(recipe(loss=reading, epochs=1, **{**wide, "train_data": data}), settings=settings, device="cuda:0")
+        gc.collect()
+        torch.cuda.empty_cache()
+        return ran, torch.cuda.memory_reserved(0)
+
+    plain, reserved_plainly = run(Settings())
+    del plain.trainer
+    ran, reserved = run(REPLAY)
+    assert ran.status == 0
+    assert ran.losses == pytest.approx(plain.losses, rel=1e-4)
+    assert 1 <= sum(calls) <= 3, "tried, and given up for this model"
+    assert reserved <= reserved_plainly * 1.05
+    told = [e.text for e in ran.of(Event) if e.source == "graph"]
+    assert any("test_graph.py" in text and "captur" in text for text in told), told
 
 
 def test_nothing_waits_for_the_window_in_flight(train: Train) -> None:

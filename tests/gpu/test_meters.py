@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 
 import pynvml
@@ -12,23 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tui3090.meters.allocator import Allocator
 from tui3090.meters.flops import FlopCounter, recompute_context
-from tui3090.meters.gpm import SOURCE, TensorCores
-from tui3090.meters.nvml import close_nvml, handle_of, open_nvml, text
+from tui3090.meters.nvml import text
 from tui3090.meters.watched import WatchedCard
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
-
-
-@pytest.fixture
-def uuid() -> str:
-    return str(torch.cuda.get_device_properties(0).uuid)
-
-
-@pytest.fixture
-def handle(uuid):
-    open_nvml()
-    yield handle_of(uuid)
-    close_nvml()
 
 
 def test_nvml_finds_the_card_by_torch_s_uuid(uuid, handle):
@@ -74,51 +60,6 @@ def test_the_allocator_can_be_read_during_a_capture():
         assert allocator.read()["allocated"] > 0
     graph.replay()
     assert y[0, 0].item() == 64
-
-
-def tensor_core_share(handle, work) -> float:
-    """The counters' figure over two seconds of `work`."""
-    meter = TensorCores(handle)
-    if meter.read()["tensor_core_source"] != SOURCE:
-        pytest.skip(meter.read()["tensor_core_source"])
-    share, deadline = None, time.monotonic() + 10
-    while share is None and time.monotonic() < deadline:
-        work()
-        torch.cuda.synchronize()
-        share = meter.read().get("tensor_core")
-    meter.close()
-    assert share is not None
-    return share
-
-
-def test_matmuls_use_the_tensor_cores(handle):
-    a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-    a @ a
-    torch.cuda.synchronize()
-
-    def work():
-        for _ in range(50):
-            a @ a
-
-    assert tensor_core_share(handle, work) > 0.5
-
-
-def test_elementwise_work_does_not_though_the_card_is_busy(uuid, handle):
-    a = torch.randn(1 << 26, device="cuda")
-
-    def work():
-        for _ in range(50):
-            torch.add(a, 1.0, out=a)
-
-    settled = time.monotonic() + 1  # the counters lag a little: what ran before must be out of the first sample
-    while time.monotonic() < settled:
-        work()
-        torch.cuda.synchronize()
-    assert tensor_core_share(handle, work) < 0.01
-    card = WatchedCard()
-    card.follow(lambda: uuid)
-    assert card.read(on_card=True)["util"] > 0.5
-    card.close()
 
 
 def test_a_recomputation_on_autograd_s_thread_is_not_the_model_s():

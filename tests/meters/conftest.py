@@ -27,6 +27,7 @@ class FakeCard:
     processes: list[tuple[int, int | None]] = field(default_factory=list)
     """Pid and bytes."""
     throttle: int = 0
+    capability: tuple[int, int] = (8, 6)
     gpm: dict[str, float] | None = None
     """Percent by metric; None: the card has no counters."""
 
@@ -68,6 +69,15 @@ class FakeNvml:
 
     def nvmlShutdown(self) -> None:
         self.open -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.159"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 12080
+
+    def _nvmlDeviceGetCudaComputeCapability(self, card: FakeCard) -> tuple[int, int]:
+        return card.capability
 
     def _nvmlDeviceGetCount(self) -> int:
         return len(self.cards)

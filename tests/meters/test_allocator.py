@@ -81,6 +81,7 @@ class TestAllocator:
             "reserved": 30,
             "peak_allocated": 20,
             "peak_reserved": 40,
+            "graph_pools": 0,
             "retries": 2,
         }
         assert asked == [2]

@@ -132,6 +132,18 @@ class TestCounting:
         assert torch.equal(loss, plain)
         assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients))
 
+    @pytest.mark.parametrize("function", [F.silu, F.mish, F.gelu, lambda x: F.rms_norm(x, (x.shape[-1],))])
+    def test_operators_run_in_one_piece(self, function):
+        x = torch.randn(1000, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+        def gradient():
+            return torch.autograd.grad(function(x).pow(3).sum(), x)[0]
+
+        plain = gradient()
+        with FlopCounter():
+            counted = gradient()
+        assert torch.equal(counted, plain)
+
     def test_other_threads_are_neither_counted_nor_hooked(self):
         inside, done = threading.Event(), threading.Event()
         seen = []

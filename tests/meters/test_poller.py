@@ -5,10 +5,13 @@ import queue
 import subprocess
 import sys
 import threading
+from dataclasses import fields
+from typing import ClassVar
 
 import pynvml
 import pytest
 
+from tui3090.meters import poller as poller_module
 from tui3090.meters.allocator import Held
 from tui3090.meters.poller import Poller
 from tui3090.records import Event, Reading, from_object, to_line
@@ -133,6 +136,62 @@ def test_a_card_that_is_lost_is_told_once_and_the_readings_go_on(fake_nvml, watc
     assert [(event.level, "lost" in event.text) for event in run.events] == [("warning", True)]
 
 
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "NVML: the driver is gone: nvidia-smi says more."),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "NVML: the driver was updated without a restart"),
+        (pynvml.NVML_ERROR_UNKNOWN, "NVML: the card does not answer any more"),
+    ],
+)
+def test_a_driver_that_goes_in_mid_run_leaves_no_old_figure(fake_nvml, watching, error, sentence):
+    run = watching()
+    run.poller.watch("bbbb", FakeAllocator())
+    run.until(lambda r: r.allocated == 10 and r.util == 1.0)
+    fake_nvml.broken = pynvml.NVMLError(error)
+    gone = run.until(lambda r: r.card_missing)
+    kept = {"time", "card_missing", "allocated", "reserved", "cpu", "worker_count", "rss", "host_total"}
+    kept |= {"host_available", "ui_share"}
+    for reading in (gone, run.reading()):
+        assert reading.card_missing.startswith(sentence)
+        told = {f.name for f in fields(Reading) if getattr(reading, f.name) not in (None, "")}
+        assert told <= kept
+        assert reading.allocated == 10
+    assert [(event.level, event.text) for event in run.events] == [("warning", gone.card_missing)]
+
+
+def test_a_card_that_never_gave_a_figure_is_not_called_gone(fake_nvml, watching):
+    fake_nvml.unsupported |= {
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetClockInfo",
+    }
+    run = watching()
+    for _ in range(3):
+        reading = run.reading()
+        assert (reading.card_missing, reading.util, reading.card_total) == ("", None, 24 * GIB)
+
+
+def test_an_nvml_that_hangs_does_not_hold_the_end(fake_nvml, monkeypatch):
+    monkeypatch.setattr(poller_module, "STOPPED_S", 0.05)
+    hangs, go_on = threading.Event(), threading.Event()
+
+    def hang(card):
+        hangs.set()
+        assert go_on.wait(60)
+        return 341_500
+
+    fake_nvml._nvmlDeviceGetPowerUsage = hang
+    poller = Poller(queue.SimpleQueue().put, interval_s=0.01)
+    poller.start()
+    assert hangs.wait(60)
+    poller.stop()
+    assert poller._thread.is_alive()
+    go_on.set()
+    poller._thread.join(60)
+    assert fake_nvml.open == 0
+
+
 def test_a_meter_that_fails_is_told_once_and_the_others_go_on(watching):
     class Broken:
         def read(self):
@@ -148,6 +207,32 @@ def test_a_meter_that_fails_is_told_once_and_the_others_go_on(watching):
     for _ in range(5):
         assert run.reading().util == 1.0
     assert [event.text for event in run.events] == ["The allocator meter does not work: RuntimeError: counters gone, 1"]
+
+
+def test_an_alarm_when_the_allocator_had_to_give_its_cache_back(watching, monkeypatch):
+    class Retrying(FakeAllocator):
+        retries = 0
+
+        def read(self):
+            return {**super().read(), "retries": self.retries}
+
+    run, allocator = watching(), Retrying()
+    run.poller.watch("bbbb", allocator)
+    run.until(lambda r: r.retries == 0)
+    assert run.events == []
+    allocator.retries = 3
+    run.until(lambda r: bool(run.events))
+    allocator.retries = 5
+    run.until(lambda r: r.retries == 5)
+    for _ in range(5):
+        run.reading()
+    (event,) = run.events  # not one a reading
+    assert (event.level, event.source) == ("warning", "memory")
+    assert event.text.startswith("The card's memory is full: 3 times torch gave its cache back")
+    monkeypatch.setattr("tui3090.meters.poller.ALARM_S", 0.0)
+    run.poller._retries_due = 0.0
+    run.until(lambda r: len(run.events) == 2)
+    assert ": 2 times torch" in run.events[1].text
 
 
 class TestDuringACapture:
@@ -214,3 +299,27 @@ def test_it_needs_neither_torch_nor_textual_and_its_import_is_light():
         "assert not {'torch', 'textual', 'rich'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_counters_are_read_on_the_trainers_card_where_they_were_asked_for(watching, monkeypatch):
+    closed = []
+
+    class Pipe:
+        last: ClassVar = {}
+
+        def read(self, device):
+            return {"tensor_core": device / 4, "tensor_core_source": "CUPTI"}
+
+        def close(self):
+            closed.append(True)
+
+    monkeypatch.setattr("tui3090.meters.counters.PipeMeter", Pipe)
+    allocator = FakeAllocator()
+    allocator.device = 3
+    watched = watching(counters=True)
+    assert watched.reading().tensor_core is None
+    watched.poller.watch("GPU-bbbb", allocator)
+    reading = watched.until(lambda reading: reading.tensor_core is not None)
+    assert (reading.tensor_core, reading.tensor_core_source) == (0.75, "CUPTI")
+    watched.poller.stop()
+    assert closed == [True]

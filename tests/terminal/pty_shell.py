@@ -6,9 +6,12 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import sys
+import tempfile
 import termios
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,10 +57,13 @@ class Shell:
 
     def __init__(self, folder: Path, columns: int = 80, rows: int = 24) -> None:
         self.folder = folder
+        runtime = tempfile.mkdtemp()  # short: the path of a socket is at most 107 bytes
+        self._runtime = weakref.finalize(self, shutil.rmtree, runtime, ignore_errors=True)
         environment = {
             **os.environ,
             "PS1": "READY> ",
             "TERM": "xterm-256color",
+            "XDG_RUNTIME_DIR": runtime,
             "PYTHONPATH": os.pathsep.join([str(Path(tui3090.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
         }
         self.bash = pexpect.spawn(
@@ -107,6 +113,21 @@ class Shell:
         while not condition():
             assert time.monotonic() < end, f"it did not come to that; last seen:\n{self.screen}"
             time.sleep(0.05)
+
+    def leave(self) -> int:
+        """Press q until the program is gone: keys are lost while one screen gives way to the next. The exit status."""
+        due = 0.0
+
+        def left() -> object:
+            nonlocal due
+            if time.monotonic() > due:
+                self.type("q")
+                due = time.monotonic() + 1.0
+            return re.search(rb"status \d+\.", self.bytes[self._began :])
+
+        self.wait(left)
+        self.type("\x15")  # the last q may have come to the shell
+        return self.status()
 
     def status(self, seconds: float = 60.0) -> int:
         """The exit status that the command line says, once it does."""

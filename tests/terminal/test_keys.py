@@ -82,7 +82,7 @@ def test_a_run_that_was_recorded_on_a_card_is_shown(screen: Shell) -> None:
     screen.type("3")
     screen.wait(lambda: "reserved" in screen.screen and "nvidia-smi" in screen.screen)
     screen.type("3a")
-    screen.wait(lambda: "run folder" in screen.screen)
+    screen.wait(lambda: "The run is over" in screen.screen)
     screen.type("q")
     assert screen.status() == 0
     assert screen.restored

@@ -110,8 +110,7 @@ def step_on_screen(shell: Shell) -> int:
 def test_a_finished_run_stays_on_the_screen_until_q(shell: Shell) -> None:
     train(shell, "--steps 5")
     shell.wait(lambda: "finished" in shell.screen.lower())
-    shell.type("q")
-    assert shell.status() == 0
+    assert shell.leave() == 0
     assert shell.restored
     assert "tui3090: train finished at step 5/5" in shell.screen
 
@@ -153,8 +152,7 @@ def fails_at_5(model, batch):
     (shell.folder / "train.py").write_text(code)
     train(shell)
     shell.wait(lambda: "failed" in shell.screen.lower())
-    shell.type("q")
-    assert shell.status() == status
+    assert shell.leave() == status
     assert shell.restored
     assert "tui3090: train failed at step" in shell.screen
     assert "run/output.log" in shell.screen

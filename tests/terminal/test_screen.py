@@ -66,6 +66,8 @@ def test_the_last_words_of_an_abort_are_in_the_log(shell: Shell) -> None:
     (shell.folder / "train.py").write_text(TRAIN.replace("    model =", "    import os; os.abort()\n    model ="))
     shell.command(f"{COMMAND} run train.py --run-dir run")
     assert shell.status() == 128 + 6
+    assert shell.restored
+    assert b"tui3090: SIGABRT ended training: its last words are in run/output.log." in shell.bytes
     assert "Fatal Python error: Aborted" in (shell.folder / "run" / "output.log").read_text()
 
 
@@ -74,8 +76,7 @@ def test_the_dashboard_needs_only_the_terminal(shell: Shell, redirection: str) -
     shell.command(f"{COMMAND} run train.py --run-dir run --steps 20 {redirection}")
     shell.wait(lambda: "finished" in shell.screen.lower())
     assert b"\x1b[?1049h" in shell.bytes
-    shell.type("q")
-    assert shell.status() == 0
+    assert shell.leave() == 0
     assert shell.restored
     elsewhere = shell.folder / "elsewhere"
     assert not elsewhere.exists() or elsewhere.read_bytes() == b""

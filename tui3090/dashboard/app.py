@@ -12,6 +12,7 @@ from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
+from textual.timer import Timer
 
 from tui3090.dashboard.dialogs import Dialog, HelpDialog, QuitDialog
 from tui3090.dashboard.frame import CONTENTS, NUMBERS, digit
@@ -20,6 +21,7 @@ from tui3090.dashboard.keys import SETTLE_S, Keys
 from tui3090.dashboard.layout import places
 from tui3090.dashboard.panel import Panel
 from tui3090.dashboard.source import Source
+from tui3090.dashboard.text import clean
 from tui3090.dashboard.view import View
 from tui3090.output import Tail
 from tui3090.records import Event
@@ -28,11 +30,15 @@ from tui3090.settings import TECHNIQUES
 
 LOOK_S = 0.5
 """Between two looks at what the source has; each costs, so there are no more than frames."""
+READ_ON_S = 0.02
+"""Between two looks at a run folder that gave something: a long run comes in many pieces."""
+SOON_S = 0.05
+"""Until the first look: a run folder has something to show by then."""
 FORCED_S = 5.0
 """How long a forced stop may take before the screen is left all the same."""
 TRAINS = ("training", "evaluating", "stopping")
 """States in which a frame takes time from training."""
-WHILE_ASKED = ("close_dialog", "stop_training", "force", "picture", "repaint", "quit", "help_quit")
+WHILE_ASKED = ("close_dialog", "stop_training", "leave_running", "force", "picture", "repaint", "quit", "help_quit")
 """Actions that a dialog leaves alone; the others' keys do nothing while it is there."""
 
 
@@ -54,9 +60,10 @@ def bindings() -> list[BindingType]:
     others = (
         ("space", "pause", "Pause at the end of the step, and go on"),
         ("e", "evaluate", "Evaluate at the end of the step"),
-        ("s", "later('Saving')", "Save"),
-        ("r", "later('Profiled Tensor Core readings')", "Read the Tensor Cores"),
-        ("d", "later('Leaving it running')", "Leave it running"),
+        ("s", "save", "Save at the end of the step"),
+        ("b", "go_back", "While paused: back to the last good save"),
+        ("r", "profile", "Read the Tensor Cores with the next step"),
+        ("m", "measure_activations", "Measure with the next step what each layer keeps for backward"),
         ("u", "undo", "Undo the last change"),
         ("escape", "cancel", "Cancel what is pending; leave a zoomed panel"),
         ("n", "lock", "Lock the keys"),
@@ -101,6 +108,7 @@ class Dashboard(App[int]):
         self._panels = {name: Panel(content, name, digit(name)) for name, content in CONTENTS.items()}
         self._dialog: Dialog | None = None
         self._zoomed = ""
+        self._reading_on: Timer | None = None
         self._output = Tail(RunFolder(Path(view.folder)).output) if view.folder else None
 
     def compose(self) -> ComposeResult:
@@ -116,6 +124,7 @@ class Dashboard(App[int]):
     def _start(self) -> None:
         self._source.start()
         self._governor.excuse()
+        self.set_timer(SOON_S, self._look)
         self.set_interval(LOOK_S, self._look)
 
     def _now(self) -> float:
@@ -130,21 +139,30 @@ class Dashboard(App[int]):
         """Take what came; paint when a frame is due."""
         view = self._view
         was_over = view.over
-        view.absorb(self._source.drain())
+        came = view.absorb(self._source.drain())
+        read_to_the_end = self._reading_on is not None and not came
+        if not self._source.live:
+            self._read_on(came)
         if self._output is not None:
             view.printed(self._output.read(), self._clock() if view.live else None)
             view.unfinished = self._output.unfinished
-        if view.over and not was_over and self._source.live:
+        if view.over and not was_over and not self._source.read_only:
             self.bell()
         if view.over and view.stop_asked:
             self.exit(0)
         now = time.monotonic()
-        if not self._source.live or view.state.state not in TRAINS:
-            self._governor.rest(now)  # there is nothing to slow down
-        if self._governor.due(now):
+        nothing_to_slow_down = not self._source.live or view.state.state not in TRAINS
+        due = self._governor.rest(now) if nothing_to_slow_down else self._governor.due(now)
+        if due or read_to_the_end:
             view.ui_share = self._governor.share
             self._governor.painted(now)
             self._paint_measured()
+
+    def _read_on(self, came: bool) -> None:
+        """Look again soon where something came; the next look may come first."""
+        if self._reading_on is not None:
+            self._reading_on.stop()
+        self._reading_on = self.set_timer(READ_ON_S, self._look) if came else None
 
     def _paint_measured(self) -> None:
         began = time.thread_time()
@@ -220,9 +238,24 @@ class Dashboard(App[int]):
         self._keys.evaluate()
         self._answer()
 
-    def action_later(self, what: str) -> None:
-        """A key whose place is there already."""
-        self._keys.later(what)
+    def action_profile(self) -> None:
+        """Read the Tensor Cores."""
+        self._keys.profile()
+        self._answer()
+
+    def action_measure_activations(self) -> None:
+        """Measure the activations by layer."""
+        self._keys.measure_activations()
+        self._answer()
+
+    def action_save(self) -> None:
+        """Save at the end of the step."""
+        self._keys.save()
+        self._answer()
+
+    def action_go_back(self) -> None:
+        """While paused: back to the last good save."""
+        self._keys.go_back()
         self._answer()
 
     def action_lock(self) -> None:
@@ -249,7 +282,7 @@ class Dashboard(App[int]):
         path = folder / f"screen-{time.strftime('%Y%m%d-%H%M%S')}.svg"
         level, sentence = "info", f"picture written to {path}"
         try:
-            path.write_text(self.export_screenshot(title=f"tui3090 {self._view.name}"), "utf-8")
+            path.write_text(self.export_screenshot(title=f"tui3090 {clean(self._view.name)}"), "utf-8")
         except OSError as error:
             level, sentence = "warning", f"The picture can't be written to {path}: {error.strerror}."
         self._view.absorb([Event(time=self._now(), level=level, source="screen", text=sentence)])
@@ -272,8 +305,8 @@ class Dashboard(App[int]):
 
     async def action_quit(self) -> None:
         """`ctrl+q`: ask whether to stop training; where there is nothing to stop, leave."""
-        if self._view.over or not self._source.live:
-            self.exit(0)
+        if self._view.over or self._source.read_only:
+            self.action_leave_running()
         elif not isinstance(self._dialog, QuitDialog):
             await self.action_close_dialog()
             await self._open(QuitDialog())
@@ -286,6 +319,11 @@ class Dashboard(App[int]):
         """Stop at the end of the step, then leave."""
         self._keys.stop()
         await self.action_close_dialog()
+
+    def action_leave_running(self) -> None:
+        """Close the screen; training, if there is any, goes on."""
+        self._view.left = True
+        self.exit(0)
 
     def action_force(self) -> None:
         """Stop now, and leave even when training does not."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import attrgetter, itemgetter
 
 from tui3090.dashboard.text import Row, number
-from tui3090.dashboard.view import Curve, Drawn, Point
+from tui3090.dashboard.view import Curve, Drawn, Other, Point
 
 GUTTER = 9
 """Cells of the y axis and its labels; always the same, so that the chart stands still when its range changes."""
@@ -27,6 +27,9 @@ REDRAW_S = 2.0
 """Seconds between two drawings of a growing curve at the least."""
 OUTLIERS = 0.02
 """Share of the columns on either side that may lie outside the range, so that one spike does not flatten the rest."""
+
+LETTER_CELLS = 16
+"""Cells from one letter of another run's curve to the next."""
 
 _MARK = "┊"
 _ABOVE = "↑"
@@ -53,30 +56,46 @@ class _Columns:
     smooth: list[float]
 
 
-def draw(curve: Curve, marks: Sequence[Mark], width: int, height: int, now: float = math.inf) -> list[Row]:
+def draw(
+    curve: Curve,
+    marks: Sequence[Mark],
+    width: int,
+    height: int,
+    now: float = math.inf,
+    behind: Sequence[Other] = (),
+) -> list[Row]:
     """The chart, `height` rows of at most `width` cells. Blank rows where the curve has no finite value.
+
+    The smoothed curves of the runs `behind` are dotted, with their letters along them; runs with letters are shown to
+    their own ends, the last run as far as this one has come.
 
     Drawn anew when the marks or the size changed, and when the curve has grown, at most every `REDRAW_S` of `now`: it
     is the dearest part of a frame, and one value among hundreds does not show.
     """
-    asked = (tuple(marks), width, height)
+    asked = (tuple(marks), width, height, tuple(other.curve.added for other in behind))
     last = curve.drawn
     if last is None or last.asked != asked or (last.added < curve.added and not 0 <= now - last.time < REDRAW_S):
-        last = curve.drawn = Drawn(asked, curve.added, now, _draw(curve, marks, width, height))
+        last = curve.drawn = Drawn(asked, curve.added, now, _draw(curve, marks, width, height, behind))
     return last.rows
 
 
-def _draw(curve: Curve, marks: Sequence[Mark], width: int, height: int) -> list[Row]:
+def _draw(curve: Curve, marks: Sequence[Mark], width: int, height: int, behind: Sequence[Other]) -> list[Row]:
     if not curve.points or width < 1 or height < 1:
         return [[] for _ in range(height)]
-    points = sorted(curve.points, key=attrgetter("step"))  # a resumed run may have gone back some steps
-    first, last = points[0].step, points[-1].step
+    points = _by_step(curve)
+    first = points[0].step
+    last = max([points[-1].step, *(o.curve.points[-1].step for o in behind if o.letter and o.curve.points)])
     plot_height = height - (height >= AXIS_HEIGHT) - (height > AXIS_HEIGHT and bool(marks))
     gutter = GUTTER if width >= LABELLED_WIDTH else 0
-    columns = _columns(points, (width - gutter) * 2)
-    least, most = _range(columns)
+    columns = _columns(points, (width - gutter) * 2, first, last)
+    others = [
+        (other.letter, _columns(_by_step(other.curve), (width - gutter) * 2, first, last).smooth)
+        for other in behind
+        if other.curve.points and other.curve.points[0].step <= last
+    ]
+    least, most = _with_others(*_range(columns), others)
     at = [(_place(mark.step, first, last, width - gutter), mark.label) for mark in marks]
-    rows = _cells(columns, least, most, plot_height, {x for x, _ in at})
+    rows = _cells(columns, others, least, most, plot_height, {x for x, _ in at})
     if gutter:
         labels = _y_labels(least, most, plot_height)
         rows = [[(f"{labels.get(y, ''):>{GUTTER - 2}} ┤", "dim"), *row] for y, row in enumerate(rows)]
@@ -87,21 +106,29 @@ def _draw(curve: Curve, marks: Sequence[Mark], width: int, height: int) -> list[
     return rows
 
 
+def _by_step(curve: Curve) -> list[Point]:
+    """The points in the order of their steps: a resumed run may have gone back some."""
+    return sorted(curve.points, key=attrgetter("step"))
+
+
 def _place(step: int, first: int, last: int, cells: int) -> int:
     """The column in which `step` stands."""
     return min(max((step - first) * (cells - 1) // max(last - first, 1), 0), cells - 1)
 
 
-def _columns(points: Sequence[Point], count: int) -> _Columns:
-    """Points, sorted by step, in `count` columns of dots; columns without any lie between their neighbours."""
+def _columns(points: Sequence[Point], count: int, first: int, last: int) -> _Columns:
+    """Points, sorted by step, in `count` columns of dots from step `first` to `last`.
+
+    Columns without any lie between their neighbours. Of points before `first` the last one counts.
+    """
     steps = [point.step for point in points]
-    scale = (count - 1) / max(steps[-1] - steps[0], 1)
+    scale = (count - 1) / max(last - first, 1)
     low = [math.inf] * count
     high = [-math.inf] * count
     smooth = [math.nan] * count
     start = 0
     for x in range(count):
-        end = bisect_right(steps, steps[0] + (x + 0.5) / scale, start)
+        end = bisect_right(steps, first + (x + 0.5) / scale, start)
         if end > start:
             low[x] = min([point.low for point in points[start:end]])
             high[x] = max([point.high for point in points[start:end]])
@@ -139,16 +166,43 @@ def _range(columns: _Columns) -> tuple[float, float]:
     return least, most
 
 
-def _cells(columns: _Columns, least: float, most: float, height: int, marks: set[int]) -> list[Row]:
-    """The plot itself: braille, marks in the cells that are empty, an arrow where the curve leaves the range."""
-    raw, smooth = _dots(columns, least, most, height * 4)
-    width = max([(len(raw) + 1) // 2, *(mark + 1 for mark in marks)])
-    for dots in (raw, smooth):
+def _with_others(least: float, most: float, others: Sequence[tuple[str, list[float]]]) -> tuple[float, float]:
+    """The range with room for the other runs' values.
+
+    Of those that are compared for all but outliers; of the last run for what is near, so that it flattens nothing.
+    """
+    span = most - least
+    seen = [least, most]
+    for letter, smooth in others:
+        values = sorted(value for value in smooth if not math.isnan(value))
+        if letter:
+            cut = int(len(values) * OUTLIERS)
+            seen += values[cut : len(values) - cut]
+        else:
+            seen += [value for value in values if least - span <= value <= most + span]
+    return min(seen), max(seen)
+
+
+def _cells(
+    columns: _Columns,
+    others: Sequence[tuple[str, list[float]]],
+    least: float,
+    most: float,
+    height: int,
+    marks: set[int],
+) -> list[Row]:
+    """The plot itself: braille, an arrow where the curve leaves the range, other runs and marks in the empty cells."""
+    raw = _band_dots(columns, least, most, height * 4)
+    smooth = _line_dots(columns.smooth, least, most, height * 4)
+    lines = [(letter, _line_dots(values, least, most, height * 4)) for letter, values in others]
+    width = max([(len(raw) + 1) // 2, *(mark + 1 for mark in marks), *((len(dots) + 1) // 2 for _, dots in lines)])
+    for dots in (raw, smooth, *(dots for _, dots in lines)):
         dots += [0] * (width * 2 - len(dots))
     above = {x // 2 for x, (high, line) in enumerate(zip(columns.high, columns.smooth)) if high > most or line > most}
     rows: list[Row] = []
     for y in range(height):
         cells: list[tuple[str, str]] = []
+        behind = _behind(lines, y, width)
         for x, (line, band) in enumerate(zip(_braille(smooth, y), _braille(raw, y))):
             if line:
                 cells.append((chr(_BRAILLE + line), "smooth"))
@@ -157,9 +211,22 @@ def _cells(columns: _Columns, least: float, most: float, height: int, marks: set
             elif band:
                 cells.append((chr(_BRAILLE + band), "raw"))
             else:
-                cells.append((_MARK, "dim") if x in marks else (" ", "plain"))
+                cells.append((behind[x], "dim") if x in behind else (_MARK, "dim") if x in marks else (" ", "plain"))
         rows.append([("".join([char for char, _ in run]), role) for role, run in groupby(cells, key=itemgetter(1))])
     return rows
+
+
+def _behind(lines: Sequence[tuple[str, list[int]]], y: int, width: int) -> dict[int, str]:
+    """Cell -> what row `y` shows of other runs: every second dot of a line, and now and then its letter."""
+    cells: dict[int, str] = {}
+    for place, (letter, dots) in enumerate(lines):
+        dotted = [bits if x % 4 == 0 else 0 for x, bits in enumerate(dots)]
+        for x, (bits, line) in enumerate(zip(_braille(dotted, y), _braille(dots, y))):
+            if letter and line and (x - 4 * place) % LETTER_CELLS == LETTER_CELLS // 2:
+                cells[x] = letter
+            elif bits:
+                cells.setdefault(x, chr(_BRAILLE + bits))
+    return cells
 
 
 def _braille(dots: list[int], y: int) -> list[int]:
@@ -168,36 +235,46 @@ def _braille(dots: list[int], y: int) -> list[int]:
     return [_LEFT[left >> shift & 15] | _RIGHT[right >> shift & 15] for left, right in zip(dots[::2], dots[1::2])]
 
 
-def _dots(columns: _Columns, least: float, most: float, height: int) -> tuple[list[int], list[int]]:
-    """Each column's dots as the bits of a number, top dot in the lowest bit: of the raw band, of the smoothed line."""
+def _places(least: float, most: float, height: int) -> Callable[[float], int]:
+    """Which dot a value is, from the top."""
     # halves, so that the difference of two huge numbers stays finite
     scale = (height - 1) / (most / 2 - least / 2)
+    return lambda value: height - 1 - int(min(max((value / 2 - least / 2) * scale, 0.0), height - 1.0) + 0.5)
 
-    def place(value: float) -> int:
-        return height - 1 - int(min(max((value / 2 - least / 2) * scale, 0.0), height - 1.0) + 0.5)
 
+def _band_dots(columns: _Columns, least: float, most: float, height: int) -> list[int]:
+    """Each column's dots of the raw band as the bits of a number, top dot in the lowest bit."""
+    place = _places(least, most, height)
     chessboard = [sum(1 << y for y in range(parity, height, 2)) for parity in (0, 1)]
-    raw: list[int] = []
-    smooth: list[int] = []
-    above = below = line = -1
-    for x, (low, high, value) in enumerate(zip(columns.low, columns.high, columns.smooth)):
+    dots: list[int] = []
+    above = below = -1
+    for x, (low, high) in enumerate(zip(columns.low, columns.high)):
         top, bottom = place(high), place(low)
         if x:  # a band without holes: reach for the neighbour's
             reach_top, reach_bottom = min(top, below), max(bottom, above)
         else:
             reach_top, reach_bottom = top, bottom
         filled = ((1 << (reach_bottom - reach_top + 1)) - 1) << reach_top
-        raw.append(filled & chessboard[x & 1] | 1 << top | 1 << bottom)
+        dots.append(filled & chessboard[x & 1] | 1 << top | 1 << bottom)
         above, below = top, bottom
+    return dots
+
+
+def _line_dots(values: Sequence[float], least: float, most: float, height: int) -> list[int]:
+    """Each column's dots of a line, likewise."""
+    place = _places(least, most, height)
+    dots: list[int] = []
+    line = -1
+    for value in values:
         if not least <= value <= most:  # outside the range, or not a number: no line rather than one along the edge
-            smooth.append(0)
+            dots.append(0)
             line = -1
             continue
         here = place(value)
         start, end = (min(here, line), max(here, line)) if line >= 0 else (here, here)
-        smooth.append(((1 << (end - start + 1)) - 1) << start)
+        dots.append(((1 << (end - start + 1)) - 1) << start)
         line = here
-    return raw, smooth
+    return dots
 
 
 def _nice_step(span: float, parts: int) -> float:

@@ -15,7 +15,7 @@ from tui3090.settings import TECHNIQUES
 
 KEYS = (
     ("space", "pause at the end of the step, and go on"),
-    ("e", "evaluate at the end of the step"),
+    ("s e b", "save, evaluate, at the end of the step; while paused: back to the last good save"),
     ("esc", "cancel what is pending (▸), leave a zoomed panel"),
     ("u", "undo the last change"),
     ("n", "lock the keys, for when you type into the wrong pane; n unlocks them"),
@@ -23,7 +23,7 @@ KEYS = (
     ("x", "a picture of the screen (SVG) in the run folder; ctrl+l paints all again"),
     ("q", "leave, after a question; ctrl+c and ctrl+q too"),
     ("Q", "while stopping: stop at once, losing the step in flight"),
-    ("s r d", "save, profiled Tensor Core readings, leave it running: not in this version"),
+    ("r m", "read with the next step: kernels on the Tensor Cores (5), what layers keep for backward (3)"),
 )
 
 
@@ -43,7 +43,7 @@ class Help:
                 (f"{keys_of(technique):6} ", "key"),
                 (f"{technique.title:15} ", "bold"),
                 ("≈ " if technique.effect == "numbers" else "  ", "plain"),
-                (technique.sentence + (" Not in this version." if technique.later else ""), "plain"),
+                (technique.sentence, "plain"),
             ]
             for technique in TECHNIQUES
         ]
@@ -57,7 +57,7 @@ class Help:
 
 
 class QuitQuestion:
-    """Whether to stop training."""
+    """Whether to stop training, or only to close the screen."""
 
     TITLE = "Leave"
 
@@ -68,14 +68,17 @@ class QuitQuestion:
     def rows(self, view: View, width: int, height: int, now: float) -> list[Row]:
         """The choices."""
         return [
-            [("s", "key"), ("    stop: training ends with the step in flight", "plain")],
-            [("d", "dim"), ("    leave it running: not in this version", "dim")],
+            [("s", "key"), ("    save and stop: training ends with the step in flight", "plain")],
+            [("d", "key"), ("    leave it running: tui3090 show comes back to it", "plain")],
             [("esc", "key"), ("  stay", "plain")],
         ]
 
     def line(self, view: View, width: int, now: float) -> Row:
         """The choices in short."""
-        return [("s", "key"), (" stop  ", "plain"), ("esc", "key"), (" stay", "plain")]
+        return [
+            *[("s", "key"), (" save and stop  ", "plain"), ("d", "key"), (" leave it running  ", "plain")],
+            *[("esc", "key"), (" stay", "plain")],
+        ]
 
 
 class Dialog(Panel):
@@ -109,6 +112,7 @@ class QuitDialog(Dialog):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "app.stop_training", show=False),
+        Binding("d", "app.leave_running", show=False),
         Binding("escape", "app.close_dialog", show=False),
     ]
 

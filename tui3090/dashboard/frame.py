@@ -21,7 +21,7 @@ from tui3090.dashboard.panels import (
     tensor_cores,
     try_next,
 )
-from tui3090.dashboard.text import Row, cut, fit, fit_row, width
+from tui3090.dashboard.text import Row, clean, cut, fit, fit_row, width
 from tui3090.dashboard.view import View
 
 TITLE_CELLS = 11
@@ -93,8 +93,12 @@ def unframed(content: Content, number: str, place: Place, view: View, now: float
 
 
 def framed(row: Row, y: int, place: Place) -> Row:
-    """Row `y` of a panel at `place` with its part of the frame, exactly as wide as the place."""
+    """Row `y` of a panel at `place` with its part of the frame, exactly as wide as the place.
+
+    Every row of every panel passes here on its way to the terminal, which therefore never gets a control character.
+    """
     cells = place.width
+    row = [(clean(text), role) for text, role in row]
     if place.form == "ruled" and y > 0:
         row = [(" ", "plain"), *row]
     elif place.form == "box" and y == place.height - 1:

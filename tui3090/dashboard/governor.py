@@ -32,6 +32,7 @@ class Governor:
         self._painted = float("-inf")
         self._past: deque[tuple[float, float]] = deque([(now, 0.0)])
         self._charged = 0.0
+        self._resting = False
 
     def due(self, now: float) -> bool:
         """Charge what was used since the last call; whether a frame is due."""
@@ -44,14 +45,17 @@ class Governor:
         self._past.append((now, self._charged))
         while len(self._past) > 2 and self._past[1][0] <= now - AVERAGED_S:
             self._past.popleft()
-        since = now - self._painted
-        # a timer that fires a little early still is this frame's
-        return since >= FRAME_S * 0.9 and (self._balance >= 0 or since >= LONGEST_S)
+        return self._is_time(now) and (self._balance >= 0 or now - self._painted >= LONGEST_S)
 
-    def rest(self, now: float) -> None:
-        """Nothing trains: what was used since the last call is not charged, and nothing is saved up either."""
+    def _is_time(self, now: float) -> bool:
+        """Whether the last frame is long enough ago; a timer that fires a little early still is this frame's."""
+        return now - self._painted >= FRAME_S * 0.9
+
+    def rest(self, now: float) -> bool:
+        """Nothing trains: what was used is not charged, and nothing is saved up either. Whether a frame is due."""
         self.excuse()
         self._time = now
+        return self._is_time(now)
 
     def painted(self, now: float) -> None:
         """A frame was painted."""

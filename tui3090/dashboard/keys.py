@@ -5,13 +5,25 @@ Nothing here imports Textual; app.py binds the keys.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from tui3090.dashboard.text import clean, number
 from tui3090.dashboard.view import Pending, View
-from tui3090.records import Change, Command, Evaluate, Pause, Stop, Withdraw
+from tui3090.records import (
+    Change,
+    Command,
+    Evaluate,
+    GoBack,
+    MakeSave,
+    MeasureActivations,
+    Pause,
+    Profile,
+    Stop,
+    Withdraw,
+)
 from tui3090.settings import BY_NAME, Technique, Value
 
 SETTLE_S = 0.4
@@ -24,9 +36,10 @@ def next_window(view: View, now: float) -> tuple[int, float]:
     if view.step is None:
         return 1, 0.0
     pace = view.seconds_per_step() or view.step.seconds
-    if view.state.state != "training" or pace <= 0:
+    since = max(0.0, now - view.step.time)
+    if view.state.state != "training" or not (pace > 0 and math.isfinite(since / pace)):
         return view.step.step + 1, 0.0
-    gone, into = divmod(max(0.0, now - view.step.time), pace)
+    gone, into = divmod(since, pace)
     # a window that takes much longer than the others is still one window
     return view.step.step + 2 + min(int(gone), 10), pace - into
 
@@ -41,8 +54,6 @@ def pending_text(view: View, technique: Technique, now: float) -> str:
 
 def refusal(view: View, technique: Technique, value: Value) -> str:
     """Why `technique` can't be set to `value`, a sentence; empty: it can. What is on can always be switched off."""
-    if technique.later:
-        return LATER
     reason = view.available.get(technique.name, "")
     return "" if value == technique.values[0] else clean(reason)
 
@@ -75,12 +86,12 @@ class Keys:
     def refuses(self) -> bool:
         """Whether keys that act on training are refused now; the answer says why."""
         view = self._view
-        if self._read_only:
+        if view.over:
+            self.answer(f"The run is over ({view.state.state}): q leaves.")
+        elif self._read_only:
             self.answer(self._read_only)
         elif view.locked:
             self.answer("The keys are locked: n unlocks them.")
-        elif view.over:
-            self.answer(f"The run is over ({view.state.state}): q leaves.")
         else:
             return False
         return True
@@ -174,10 +185,39 @@ class Keys:
         self._send(Evaluate())
         self.answer("Evaluation comes at the end of the step.")
 
-    def later(self, what: str) -> None:
-        """A key whose place is there already."""
-        if not self.refuses():
-            self.answer(f"{what}: {LATER}.")
+    def profile(self) -> None:
+        """Read with the next step which kernels run and whether they use the Tensor Cores."""
+        if self.refuses():
+            return
+        if self._view.started is not None and self._view.started.device == "cpu":
+            self.answer("Reading Tensor Cores needs an NVIDIA card, and training runs on the CPU.")
+            return
+        self._send(Profile())
+        self.answer("The Tensor Cores are read with the next step.")
+
+    def measure_activations(self) -> None:
+        """Measure with the next step what each layer keeps for backward."""
+        if self.refuses():
+            return
+        self._send(MeasureActivations())
+        self.answer("What layers keep for backward is measured with the next step; 3 shows it.")
+
+    def save(self) -> None:
+        """Save at the end of the step."""
+        if self.refuses():
+            return
+        self._send(MakeSave())
+        self.answer("Saving at the end of the step; training waits for the copy alone.")
+
+    def go_back(self) -> None:
+        """While paused: back to the last good save, which costs the steps since."""
+        if self.refuses():
+            return
+        if self._view.doing != "paused":
+            self.answer("b goes back to the last good save, losing the steps since: space pauses first.")
+            return
+        self._send(GoBack())
+        self.answer("Going back to the last good save.")
 
     def lock(self) -> None:
         """Refuse keys, or take them again."""

@@ -25,13 +25,15 @@ ROWS = {
     "changes": 8,
     "tensor_cores": 5,
     "gpu": 4,
-    "try_next": 3,
+    "try_next": 6,
 }
 """Rows inside each panel where there is room."""
 
 SHRINK = (
     ("log", 4),
     ("loss", 10),
+    ("try_next", 3),
+    ("changes", 5),
     ("try_next", 1),
     ("changes", 4),
     ("gpu", 1),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
 
 from tui3090.link import Commands, Outlet
-from tui3090.records import OVER, Command, Record, State
+from tui3090.records import OVER, Command, Event, Record, State
+from tui3090.remote import Remote, RemoteError
 from tui3090.runlog import RecordReader, RunFolder, RunFolderError
 
 LOOK = "This is a look at a run folder: keys act in the terminal where the run is."
@@ -20,6 +24,8 @@ CHUNKS = 8
 """Read ahead of the screen at the most."""
 LOOK_AGAIN_S = 0.25
 """Between two looks at a file that may grow."""
+ATTACHED_S = 0.1
+"""Likewise where keys act on the run: they should show their effect soon."""
 WITHOUT_A_WORD = "It ended without a word: the process is gone; output.log may say why."
 
 
@@ -71,8 +77,9 @@ class FolderSource:
     live = False
     read_only = LOOK
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, look_again_s: float = LOOK_AGAIN_S) -> None:
         self._folder = folder
+        self._look_again_s = look_again_s
         self._chunks: queue.Queue[list[Record]] = queue.Queue(CHUNKS)
         self._closed = threading.Event()
 
@@ -114,13 +121,15 @@ class FolderSource:
                     records = [*([state] if state else []), *records]
                     given_up, mistaken = False, True
                 self._put(records)
-            elif state is not None and state.state in OVER:
+            elif not reader.at_end:
+                continue
+            elif state is not None and state.state in OVER and not lives:  # else it was resumed
                 return
             elif not lives and not given_up and not mistaken:
                 given_up = True
                 self._put([State(time=last_time, state="failed", detail=WITHOUT_A_WORD)])
             else:
-                self._closed.wait(LOOK_AGAIN_S)
+                self._closed.wait(self._look_again_s)
 
     def _put(self, records: list[Record]) -> None:
         while not self._closed.is_set():
@@ -131,11 +140,61 @@ class FolderSource:
                 continue
 
 
+class AttachedSource:
+    """A run in another process of this machine: its records from its folder, commands over its socket."""
+
+    live = False
+    read_only = ""
+
+    def __init__(self, folder: RunFolder, remote: Remote) -> None:
+        self._looked = FolderSource(folder, ATTACHED_S)
+        self._remote = remote
+        self._problems: list[str] = []
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._looked.start()
+
+    def drain(self) -> list[Record]:
+        """What was read since the last call, and what the run refused."""
+        problems = self._problems + self._remote.errors()
+        self._problems = []
+        said = [Event(time=time.time(), level="warning", source="key", text=problem) for problem in problems]
+        return [*self._looked.drain(), *said]
+
+    def send(self, command: Command) -> None:
+        """Send the command to the run."""
+        try:
+            self._remote.send(command)
+        except RemoteError as error:
+            self._problems.append(str(error))
+
+    def close(self) -> None:
+        """Leave the run to itself."""
+        self._looked.close()
+        self._remote.close()
+
+
+def source_of(folder: RunFolder) -> tuple[FolderSource | AttachedSource, str]:
+    """What stands behind a run folder: attached to a live run of this user; of one that can't be attached also why."""
+    if not writer_lives(folder):
+        return FolderSource(folder), ""
+    path = folder.read_info().get("socket")
+    if not isinstance(path, str) or not os.path.isabs(path):
+        return FolderSource(folder), "This run has no socket: keys act in the terminal where it is."
+    try:
+        return AttachedSource(folder, Remote(Path(path), folder.path)), ""
+    except RemoteError as error:
+        return FolderSource(folder), str(error)
+
+
 def writer_lives(folder: RunFolder) -> bool:
-    """Whether the process that run.json names still runs on this machine."""
+    """Whether the process that run.json names still runs on this machine, and the run is not over."""
     try:
         info: dict[str, Any] = folder.read_info()
         pid, started = info.get("pid"), info.get("pid_started")
+        if info.get("exit_status") is not None:
+            return False  # it may have turned into a look at itself
         if not isinstance(pid, int) or not isinstance(started, (int, float)):
             return False
         # a process number is given again: the time it started tells them apart

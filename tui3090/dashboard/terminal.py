@@ -50,6 +50,15 @@ class Terminal:
         """Take text for the next `flush`."""
         self._waiting += text.encode("utf-8", "replace")
 
+    def title(self, words: str) -> None:
+        """Set the window's title, for the next `flush`; `title_back` gives back the one before."""
+        self.write(f"\x1b[22;2t\x1b]2;{words}\x07")
+
+    def title_back(self) -> None:
+        """Give back the title that was there before `title`."""
+        self.write("\x1b[23;2t")
+        self.flush()
+
     def flush(self) -> None:
         """Write what waits, for as long as the terminal takes; given up or gone, it is dropped."""
         while self._waiting and not (self.gone or self._given_up):

@@ -6,30 +6,45 @@ The same view is fed by a live run and by a run folder; its size does not grow w
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
+from tui3090.advice import Advice, advise
+from tui3090.facts import Facts
+from tui3090.gains import Gains
 from tui3090.records import (
     OVER,
+    Activations,
     Available,
     Changed,
     Evaluated,
     Event,
+    Gain,
+    Phases,
+    Profiled,
     Reading,
     Record,
     Refused,
+    Resumed,
+    Saved,
     Stage,
     Started,
     State,
     StepRecord,
 )
-from tui3090.settings import BY_NAME, Settings, Value
+from tui3090.settings import BY_NAME, Settings, Value, named
 
 SMOOTHING = 0.02
 """Weight of a new loss in the smoothed one."""
 POINTS = 4096
 """A curve's points at the most: when they are full, neighbours are merged two by two."""
+NAMES = 32
+"""Different stages and reasons that are kept; a run of ours has a handful, a log from elsewhere may have any number."""
+ADVISE_S = 2.0
+"""Between two times that advice is drawn from the records."""
 PRINTED = 1000
 """Different lines of output that are kept."""
 
@@ -99,11 +114,42 @@ class Curve:
         if len(self.points) >= POINTS:
             self._merge()
 
+    def back_to(self, step: int) -> None:
+        """Forget what came after `step`: training goes on from there."""
+        while self.points and self.points[-1].step > step:
+            self.points.pop()
+        # the point that is being filled may have been one of them: what comes begins a new one
+        self._in_last = self._per_point
+        self.smooth = self.points[-1].smooth if self.points else math.nan
+        if self.best_step > step:
+            best = min(self.points, key=lambda point: point.low, default=Point(0, math.inf, math.inf, math.nan))
+            self.best, self.best_step = best.low, best.step
+        self.added += 1  # the picture is another
+
     def _merge(self) -> None:
         pairs = zip(self.points[::2], self.points[1::2], strict=True)
         self.points = [Point(b.step, min(a.low, b.low), max(a.high, b.high), b.smooth) for a, b in pairs]
         self._in_last += self._per_point
         self._per_point *= 2
+
+
+@dataclass(slots=True)
+class Other:
+    """Another run whose loss is drawn behind this one's. A thread fills the curve."""
+
+    letter: str
+    """By which the chart and the legend name it; empty: it is the last run of the same recipe."""
+    name: str
+    curve: Curve = field(default_factory=Curve)
+
+    def at(self, step: int) -> float | None:
+        """Its smoothed loss at `step`; None: it had none yet, or had ended before."""
+        points = self.curve.points
+        found = bisect_right(points, step, key=attrgetter("step"))
+        if found == len(points):
+            return points[-1].smooth if points and points[-1].step == step else None
+        # a point of several steps stands for its last
+        return points[found - 1].smooth if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +192,21 @@ class View:
     """The newest."""
     recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=600))
     """The steps since the last change, at most these."""
+    phases: deque[Phases] = field(default_factory=lambda: deque(maxlen=32))
+    """Where the time of sampled steps went, since the last change; the newest of them."""
+    profiled: Profiled | None = None
+    """The last profiled step since the last change."""
+    activations: Activations | None = None
+    """What the layers keep for backward, if it was measured since the last change."""
     loss: Curve = field(default_factory=Curve)
+    others: list[Other] = field(default_factory=list)
+    """Runs to compare with, or the last one of the same recipe."""
     skipped: int = 0
     """Windows without an update."""
     skip_reasons: dict[str, int] = field(default_factory=dict)
     """Why -> how many of them."""
+    saved: Saved | None = None
+    """The newest save."""
     reading: Reading | None = None
     readings: deque[Reading] = field(default_factory=lambda: deque(maxlen=240))
     available: dict[str, str] = field(default_factory=dict)
@@ -162,6 +218,15 @@ class View:
     pending: dict[str, Pending] = field(default_factory=dict)
     """Technique -> what its key asked for, until it is in force."""
     changes: deque[Changed] = field(default_factory=lambda: deque(maxlen=200))
+    gains: dict[tuple[int, str, Value], Gain] = field(default_factory=dict)
+    """Step, technique and new value of a change -> what it brought, once that is known."""
+    measuring: Gains = field(default_factory=Gains)
+    """For its progress, and for the gains of a log that holds none."""
+    facts: Facts = field(default_factory=Facts)
+    """What advice is drawn from."""
+    _advice: list[Advice] = field(default_factory=list)
+    _advised: tuple[float, int] = (-math.inf, 0)
+    """Time and number of changes when it was last drawn."""
     evaluated: deque[Evaluated] = field(default_factory=lambda: deque(maxlen=200))
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=1000))
     warnings: int = 0
@@ -173,6 +238,8 @@ class View:
     """Whether keys are refused."""
     stop_asked: bool = False
     """Whether the user asked for the end, which comes at the end of the step."""
+    left: bool = False
+    """Whether the user closed the screen; a run that is not over is left running."""
     answer: str = ""
     """What the last key press brought, a sentence."""
     answer_time: float = 0.0
@@ -208,6 +275,14 @@ class View:
         done = sum([(step.tokens if tokens else step.samples) * step.steps for step in self.recent])
         return (done / seconds if seconds > 0 else None), "tok/s" if tokens else "samples/s"
 
+    def advice(self) -> list[Advice]:
+        """What to try next; drawn anew after a change and every `ADVISE_S`, by the records' time."""
+        last = self.reading.time if self.reading is not None else self.step.time if self.step is not None else 0.0
+        changes = len(self.facts.gains) + len(self.changes)
+        if not abs(last - self._advised[0]) < ADVISE_S or changes != self._advised[1]:
+            self._advice, self._advised = advise(self.facts), (last, changes)
+        return self._advice
+
     def _recent_seconds(self) -> float:
         return sum([step.seconds * step.steps for step in self.recent])
 
@@ -218,21 +293,37 @@ class View:
             any_ = True
             if self.first_time is None:
                 self.first_time = record.time
+            self.facts.absorb(record)
+            if (gain := self.measuring.absorb(record)) is not None:
+                self._brought(gain)
             match record:
                 case StepRecord():
                     self._step(record)
                 case Reading():
                     self.reading = record
                     self.readings.append(record)
+                case Phases():
+                    self.phases.append(record)
+                case Profiled():
+                    self.profiled = record
+                case Activations():
+                    self.activations = record
+                    if self.live:
+                        self.answer, self.answer_time = "Activations measured: 3 shows the layers.", record.time
                 case Changed():
                     self.changes.append(record)
-                    self.in_force[record.technique] = record.new
+                    if record.technique in BY_NAME:
+                        self.in_force[record.technique] = record.new
                     self.recent.clear()
+                    self.phases.clear()
+                    self.profiled = self.activations = None
                     self._settled(record.technique, record.new)
                     told = _in_force(record)
                     self.events.append(told)
                     if self.live:
                         self.answer, self.answer_time = told.text, told.time
+                case Gain():
+                    self._brought(record)
                 case Refused():
                     self._settled(record.technique, record.value)
                     self.events.append(Event(time=record.time, level="info", source="key", text=record.reason))
@@ -242,21 +333,49 @@ class View:
                     if self.over:
                         self.pending.clear()
                 case Stage():
-                    self.stages[record.name] = record
+                    if record.name in self.stages or len(self.stages) < NAMES:
+                        self.stages[record.name] = record
                 case Available():
-                    self.available[record.technique] = record.reason
+                    if record.technique in BY_NAME:
+                        self.available[record.technique] = record.reason
                     if record.reason:
                         self._settled(record.technique, None)
+                case Saved():
+                    self.saved = record
+                    self.events.append(_saved(record))
+                case Resumed():
+                    self._back_to(record)
                 case Evaluated():
                     self.evaluated.append(record)
                     self.events.append(_evaluated(record))
                 case Event():
                     self.events.append(record)
                     self.warnings += record.level != "info"
+                    if record.source == "key":
+                        self.answer, self.answer_time = record.text, record.time
                 case Started():
                     self.started = record
                     self.begun = Settings.from_short(record.settings)
+                    self.in_force.clear()
         return any_
+
+    def _brought(self, gain: Gain) -> None:
+        self.gains[gain.step, gain.technique, gain.new] = gain
+        if len(self.gains) > (self.changes.maxlen or 0):
+            del self.gains[next(iter(self.gains))]
+
+    def _back_to(self, record: Resumed) -> None:
+        """Training goes on from a save: what came after it is no part of the run."""
+        self.loss.back_to(record.step)
+        self.recent.clear()
+        for kept in (self.changes, self.evaluated):
+            while kept and kept[-1].step > record.step:
+                kept.pop()
+        self.gains = {key: gain for key, gain in self.gains.items() if gain.step <= record.step}
+        told = f"goes on from {record.name}, step {record.step}"
+        self.events.append(Event(time=record.time, level="info", source="save", text=told))
+        if self.live:
+            self.answer, self.answer_time = f"Training {told}.", record.time
 
     def _settled(self, technique: str, value: Value | None) -> None:
         """Forget what was asked for, now that it is in force or (None) can't be."""
@@ -278,21 +397,30 @@ class View:
         if self.first_step_time is None:
             self.first_step_time = record.time
         self.step = record
-        self.recent.append(record)
+        if not record.compiled:
+            self.recent.append(record)
         if record.skipped:
             self.skipped += record.steps
-            self.skip_reasons[record.skipped] = self.skip_reasons.get(record.skipped, 0) + record.steps
+            if record.skipped in self.skip_reasons or len(self.skip_reasons) < NAMES:
+                self.skip_reasons[record.skipped] = self.skip_reasons.get(record.skipped, 0) + record.steps
         if record.skipped != "no labels":
             self.loss.add(record.step, record.loss, record.steps)
 
 
 def _in_force(change: Changed) -> Event:
     """A change as the log tells it."""
-    technique = BY_NAME.get(change.technique)
-    title = technique.title if technique else change.technique
-    old, new = (technique.label(v) if technique else str(v) for v in (change.old, change.new))
+    title, old, new = named(change.technique, change.old, change.new)
     text = f"{title} {old} → {new}, in force from step {change.step}"
     return Event(time=change.time, level="info", source=change.origin, text=text)
+
+
+def _saved(save: Saved) -> Event:
+    """A save as the log tells it."""
+    text = (
+        f"step {save.step} in {save.seconds:.1f} s, training waited {save.waited_s:.2f} s → saves/{save.name} "
+        f"({save.reason})"
+    )
+    return Event(time=save.time, level="info", source="save", text=text)
 
 
 def _evaluated(evaluation: Evaluated) -> Event:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,13 +44,16 @@ def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
 class Allocator:
     """The counters of one card. Nothing here calls the CUDA runtime, so that a graph capture is never disturbed."""
 
-    def __init__(self, device: int) -> None:
-        self._device = device  # a number: for anything else torch asks the runtime which card is meant
+    def __init__(self, device: int, graph_pools: Callable[[], int] = lambda: 0) -> None:
+        """`graph_pools` gives what captured graphs keep, bytes."""
+        self.device = device
+        """CUDA's number of the card: for anything else torch asks the runtime which one is meant."""
+        self._graph_pools = graph_pools
 
     def read(self) -> dict[str, int]:
         """The allocator's fields of a `Reading`; none before CUDA has started."""
         # Unlike memory_stats(), this does not spell out some 200 counters in Python.
-        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        stats = torch.cuda.memory_stats_as_nested_dict(self.device)
         if not stats:
             return {}
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
@@ -59,9 +62,10 @@ class Allocator:
             "reserved": reserved["current"],
             "peak_allocated": allocated["peak"],
             "peak_reserved": reserved["peak"],
+            "graph_pools": self._graph_pools(),
             "retries": stats["num_alloc_retries"],
         }
 
     def reset_peak(self) -> None:
         """Begin the peaks anew, from what is held now."""
-        torch.cuda.reset_peak_memory_stats(self._device)
+        torch.cuda.reset_peak_memory_stats(self.device)

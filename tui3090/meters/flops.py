@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
-from torch.utils.module_tracker import ModuleTracker
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 _ATTENTION = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
 """The fused kernels behind scaled_dot_product_attention. torch has no formula for the CPU's and, in some versions, none
@@ -40,14 +40,12 @@ class FlopCounter:
         self._model = self._hardware = 0
         self._understood = True
         self._recomputing = False
-        self._mode = FlopCounterMode(display=False)
-        self._mode.mod_tracker = _NoTracker()
-        registry = {op: self._counting(formula) for op, formula in self._mode.flop_registry.items()}
+        registry = {op: self._counting(formula) for op, formula in flop_registry.items()}
         for kernel in _ATTENTION:
             name = f"_scaled_dot_product_{kernel}"
             registry[getattr(torch.ops.aten, name)] = self._attention
             registry[getattr(torch.ops.aten, f"{name}_backward")] = self._attention_backward
-        self._mode.flop_registry = registry
+        self._mode: TorchDispatchMode = _EachOperator(registry)
 
     @property
     def count(self) -> FlopCount | None:
@@ -72,35 +70,34 @@ class FlopCounter:
         finally:  # checkpointing ends a recomputation by an exception
             self._recomputing = False
 
-    def _add(self, model: int, hardware: int) -> int:
+    def _add(self, model: int, hardware: int) -> None:
         self._hardware += hardware
         if not self._recomputing:
             self._model += model
-        return hardware
 
-    def _counting(self, formula: Callable[..., int]) -> Callable[..., int]:
+    def _counting(self, formula: Callable[..., int]) -> Callable[..., None]:
         """torch's formula, with its result added up here. A shape that it refuses must not end the step it counts."""
 
-        def counted(*args: Any, **kwargs: Any) -> int:
+        def counted(*args: Any, **kwargs: Any) -> None:
             try:
                 flops = formula(*args, **kwargs)
             except Exception:
                 self._understood = False
-                return 0
-            return self._add(flops, flops)
+                return
+            self._add(flops, flops)
 
         return counted
 
-    def _attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> int:
+    def _attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> None:
         scores, values = _attention_products(query, key, value)
-        return self._add(scores + values, scores + values)
+        self._add(scores + values, scores + values)
 
     def _attention_backward(
         self, _gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
-    ) -> int:
+    ) -> None:
         # Two products for each of the forward's two; the kernel did not keep the scores and computes them again.
         scores, values = _attention_products(query, key, value)
-        return self._add(2 * scores + 2 * values, 3 * scores + 2 * values)
+        self._add(2 * scores + 2 * values, 3 * scores + 2 * values)
 
 
 def _attention_products(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[int, int]:
@@ -119,15 +116,31 @@ def recompute_context() -> AbstractContextManager[None]:
     return counter.recomputing() if counter else nullcontext()
 
 
+def counting() -> bool:
+    """Whether what this thread runs is being counted."""
+    return getattr(_active, "counter", None) is not None
+
+
 _active = threading.local()
 """`counter`: the one that counts this thread."""
 
 
-class _NoTracker(ModuleTracker):
-    """Leaves out torch's book-keeping by module, which hooks the modules of all threads for as long as it counts."""
+class _EachOperator(TorchDispatchMode):
+    """Runs each operator as it runs uncounted, and shows it to its formula.
 
-    def __enter__(self) -> Self:
-        return self
+    torch's FlopCounterMode takes operators apart where it can, also those that the device has a kernel for (silu's
+    backward, RMSNorm): the step that is counted would differ from one that is not in its last bits.
+    """
 
-    def __exit__(self, *exception: Any) -> None:
-        pass
+    supports_higher_order_operators = True
+
+    def __init__(self, formulas: dict[Any, Callable[..., None]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._formulas = formulas
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if formula := self._formulas.get(getattr(func, "_overloadpacket", func)):
+            formula(*args, **kwargs, out_val=out)
+        return out

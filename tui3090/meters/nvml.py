@@ -15,6 +15,15 @@ from typing import Any
 import psutil
 import pynvml
 
+_UPDATED = "NVML: the driver was updated without a restart: reboot to read the card again."
+_GONE = (
+    (pynvml.NVMLError_GpuIsLost, "NVML: the card is lost: dmesg says why, a reboot brings it back."),
+    (pynvml.NVMLError_Uninitialized, "NVML: the card is lost: dmesg says why, a reboot brings it back."),
+    (pynvml.NVMLError_DriverNotLoaded, "NVML: the driver is gone: nvidia-smi says more."),
+    (pynvml.NVMLError_LibRmVersionMismatch, _UPDATED),
+)
+"""Errors after which no question will be answered; any other one is about the figure that was asked for."""
+
 
 class CardMissing(Exception):
     """A card can't be read; its text is a sentence for the screen."""
@@ -40,7 +49,7 @@ def open_nvml() -> None:
     except pynvml.NVMLError_DriverNotLoaded:
         raise CardMissing("The NVIDIA driver is installed but not loaded: nvidia-smi says more.") from None
     except pynvml.NVMLError_LibRmVersionMismatch:
-        raise CardMissing("NVML: the driver was updated without a restart: reboot to read the card again.") from None
+        raise CardMissing(_UPDATED) from None
     except pynvml.NVMLError as error:
         raise CardMissing(f"NVML: {error}.") from None
 
@@ -55,9 +64,10 @@ def ask(function: Callable[..., Any], *args: Any) -> Any:
     """What NVML answers; None where this card or driver does not have it. Raises CardMissing once the card is lost."""
     try:
         return function(*args)
-    except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_Uninitialized):
-        raise CardMissing("NVML: the card is lost: dmesg says why, a reboot brings it back.") from None
-    except pynvml.NVMLError:
+    except pynvml.NVMLError as error:
+        for gone, sentence in _GONE:
+            if isinstance(error, gone):
+                raise CardMissing(sentence) from None
         return None
 
 

@@ -36,6 +36,7 @@ class WatchedCard:
         self.missing = "The card has not been looked at yet."
         """Why there are no figures, a sentence; empty: there are."""
         self._handle: Any = None
+        self._answered = False
         self._tensor_cores: TensorCores | None = None
         self._steady: dict[str, Any] = {}
         self._steady_due = 0.0
@@ -66,6 +67,7 @@ class WatchedCard:
         if self._tensor_cores is not None:
             self._tensor_cores.close()
         self._handle = self._tensor_cores = None
+        self._answered = False
         self._steady, self._steady_due = {}, 0.0
         self._pcie, self._pcie_due = {}, 0.0
         close_nvml()
@@ -87,11 +89,16 @@ class WatchedCard:
         """What moves from step to step."""
         card = self._handle
         busy = ask(pynvml.nvmlDeviceGetUtilizationRates, card)
-        return {
+        figures = {
             "util": busy.gpu / 100 if busy else None,
             "power_w": _scaled(ask(pynvml.nvmlDeviceGetPowerUsage, card), 1e-3),
             "clock_mhz": ask(pynvml.nvmlDeviceGetClockInfo, card, pynvml.NVML_CLOCK_SM),
         }
+        if any(figure is not None for figure in figures.values()):
+            self._answered = True
+        elif self._answered:  # no figure is missing on this card: it stopped giving any
+            raise CardMissing("NVML: the card does not answer any more: nvidia-smi and dmesg say more.")
+        return figures
 
     def _slow_figures(self, on_card: bool) -> dict[str, Any]:
         """Figures that are asked for less often: each question costs CPU time, and there are many."""

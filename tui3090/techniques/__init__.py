@@ -2,8 +2,8 @@
 
 A technique's module has `unavailable(machine, settings)`: a sentence why `settings` can't be had here as far as this
 technique goes, or None. One that holds something in force during a step has besides a context manager, so that
-switching it off really restores what was. To add a technique: a row in `settings.TECHNIQUES`, a file here, its name in
-`MODULES`.
+switching it off really restores what was. What goes together is a table, `together.PAIRS`. To add a technique: a row in
+`settings.TECHNIQUES`, a file here, its name in `MODULES`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tui3090.techniques import (
     tf32,
     workers,
 )
+from tui3090.techniques.together import PAIRS
 
 MODULES: dict[str, ModuleType] = {
     "amp": amp,
@@ -51,6 +52,8 @@ class Machine:
     torch_version: tuple[int, int] = (0, 0)
     blocks: int = 0
     """Layers that checkpointing can cut at."""
+    no_compiler: str = ""
+    """Why torch.compile can compile nothing here, a sentence; empty: it can."""
     indexed: bool = True
     """Whether samples are fetched by index; an iterable dataset's are not."""
 
@@ -62,8 +65,9 @@ class Machine:
 
 def refusal(machine: Machine, settings: Settings) -> str | None:
     """Why these settings can't be had on this machine, the first sentence that applies; None: they can."""
-    for module in MODULES.values():
-        reason: str | None = module.unavailable(machine, settings)
+    alone = (module.unavailable for module in MODULES.values())
+    for unavailable in (*alone, *(pair.refusal for pair in PAIRS)):
+        reason: str | None = unavailable(machine, settings)
         if reason:
             return reason
     return None

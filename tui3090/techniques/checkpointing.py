@@ -16,21 +16,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tui3090.meters.flops import recompute_context
-from tui3090.rewind import running_statistics
+from tui3090.rewind import forward_state
 from tui3090.settings import Settings
+from tui3090.techniques.blocks import forward_replaced, no_key_value_cache
 
 if TYPE_CHECKING:
     from tui3090.techniques import Machine
 
 
 def unavailable(machine: Machine, settings: Settings) -> str | None:
-    """It needs blocks to cut at, and for a captured step a torch that can rewind random offsets in a capture."""
-    if not settings.checkpointing:
-        return None
-    if not machine.blocks:
+    """It needs blocks to cut at."""
+    if settings.checkpointing and not machine.blocks:
         return "The model has no list of two or more equal blocks to cut at: give Recipe(blocks=[...])."
-    if settings.graph and machine.torch_version < (2, 10):
-        return "Checkpointing inside graph replay needs torch 2.10 or newer: its dropout would differ."
     return None
 
 
@@ -56,37 +53,52 @@ def checkpointed(model: nn.Module, blocks: Sequence[nn.Module], every: int) -> I
         yield
         return
     with ExitStack() as undo:
-        config: Any = getattr(model, "config", None)
-        if getattr(config, "use_cache", False):  # a key-value cache can't be filled twice
-            undo.callback(setattr, config, "use_cache", True)
-            config.use_cache = False
+        undo.enter_context(no_key_value_cache(model))
         for block in blocks[::every]:
-            block.forward = _recomputed(block)
-            undo.callback(delattr, block, "forward")
+            undo.enter_context(forward_replaced(block, _recomputed(block)))
         yield
 
 
 def _recomputed(block: nn.Module) -> Callable[..., Any]:
-    """The block's forward under torch's checkpoint."""
-    contexts = partial(_contexts, running_statistics(block))
-    return partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+    """The block's forward under torch's checkpoint.
+
+    torch looks for the card whose random state it must put back among the positional arguments alone: with a block that
+    takes its input by keyword, the recomputation would draw another dropout. So all are handed over by position.
+    """
+    forward, contexts = block.forward, partial(_contexts, forward_state(block))
+
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        names, count = tuple(kwargs), len(args)
+
+        def by_position(*given: Any) -> Any:
+            return forward(*given[:count], **dict(zip(names, given[count:])))
+
+        return checkpoint(by_position, *args, *kwargs.values(), use_reentrant=False, context_fn=contexts)
+
+    return recomputed
 
 
-def _contexts(statistics: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What torch's checkpoint enters around the forward and around the recomputation."""
-    return nullcontext(), _recomputing(statistics, recompute_context())
+def _contexts(state: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What torch's checkpoint enters around the forward, which comes next, and around the recomputation."""
+    before = [buffer.clone() for buffer in state]
+    return nullcontext(), _recomputing(state, before, recompute_context())
 
 
 @contextmanager
-def _recomputing(statistics: list[Tensor], not_model: AbstractContextManager[None]) -> Iterator[None]:
-    """Running statistics of BatchNorm must not see the same batch twice; the recomputation is no model FLOP.
+def _recomputing(state: list[Tensor], before: list[Tensor], not_model: AbstractContextManager[None]) -> Iterator[None]:
+    """The block begins with the state that its forward began with, and leaves none; it runs no model FLOP.
 
-    The statistics are put back rather than switched off: the recomputation must save the same tensors as the forward.
+    So running statistics do not see a batch twice, and a spectral norm divides by what it divided by.
     """
-    before = [statistic.clone() for statistic in statistics]
+    after = [buffer.clone() for buffer in state]
+    _put(state, before)
     try:
         with not_model:
             yield
     finally:
-        for statistic, value in zip(statistics, before):
-            statistic.copy_(value)
+        _put(state, after)
+
+
+def _put(state: list[Tensor], values: list[Tensor]) -> None:
+    for buffer, value in zip(state, values):
+        buffer.copy_(value)

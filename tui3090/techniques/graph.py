@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from tui3090.settings import Settings
+from tui3090.techniques.masks import MaskAnswers
 
 if TYPE_CHECKING:
     from tui3090.feed import MicroBatch
@@ -34,6 +35,8 @@ SHAPES = 8
 """Keys that are captured at the most; further ones run eagerly."""
 TOLERANCE, AMP_TOLERANCE = 1e-5, 1e-2
 """How far replay's loss and gradient norm may be from eager's, relatively."""
+EAGER_UPDATES = 5
+"""In a row beside graphs, after which it is told that the optimizer's step runs outside of them."""
 ATTEMPTS = 3
 """Failed captures after which the technique is given up for this model."""
 
@@ -78,8 +81,9 @@ class Replay:
         self._update: torch.cuda.CUDAGraph | None = None
         self._update_key: Key = ()
         self._update_captures = 0
+        self._eager_updates, self._outside_told = 0, False
         self.pool_bytes = 0
-        """What the captures took from the allocator."""
+        """What the graphs keep for their activations and no tensor holds: reserved by the allocator, not allocated."""
         self.given_up = ""
         """Why no capture is tried any more, a sentence; empty: they are."""
 
@@ -132,9 +136,12 @@ class Replay:
             self.make_room()
             self.step.accumulate(micro, share, first)
             return
+        self.step.mark("copy")
         self.step.set_share(share)
         _fill(capture.static, micro.batch if micro.ready is None else self.step.place(micro))
+        self.step.mark("graph")
         (capture.first if first else capture.next).replay()
+        self.step.mark("other")
 
     def update(self) -> None:
         """As `Step.update`."""
@@ -145,12 +152,32 @@ class Replay:
                 self._update = self._capture_update()
             if self._update is not None:
                 self._update.replay()
+                self._eager_updates = 0
                 return
         elif self._update is not None:
             self._update = None
             self._update_captures += 1
         self._update_key = key
         self.step.apply()
+        self._tell_outside()
+
+    def _tell_outside(self) -> None:
+        """Say why the update keeps running eagerly, once."""
+        self._eager_updates = self._eager_updates + 1 if self._captures else 0
+        if self._eager_updates < EAGER_UPDATES or self._outside_told:
+            return
+        self._outside_told = True
+        reason = "more than its rate changes from step to step, as betas do under OneCycleLR"
+        if not self.step.waits_for_nothing:
+            name = type(self.step.optimizer).__name__
+            reason = f"{name} waits on the host to learn whether the gradient is finite"
+        elif self._hooked():
+            reason = "the recipe hooked functions of its own to it"
+        self._say(f"the optimizer's step runs outside the graph: {reason}")
+
+    def _hooked(self) -> bool:
+        optimizer: Any = self.step.optimizer
+        return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
     def report(self) -> InFlight:
         """As `Step.report`."""
@@ -159,6 +186,15 @@ class Replay:
     def replays(self, micro: MicroBatch) -> bool:
         """Whether this micro-batch would run by replay."""
         return self._key(micro) in self._captures
+
+    def captures(self, micro_batches: Sequence[MicroBatch]) -> bool:
+        """Whether running these would capture something first."""
+        keys = {self._key(micro) for micro in micro_batches}
+        new = keys - self._captures.keys() - self._refused
+        if not self.given_up and len(self._captures) < SHAPES and new & self._seen.keys():
+            return True
+        update = self._key_of_update()
+        return bool(update) and update == self._update_key and self._update is None
 
     # keys: everything that a kernel could see
 
@@ -170,13 +206,13 @@ class Replay:
             (path, tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (path, repr(leaf))
             for path, leaf in leaves(micro.batch)
         )
-        return (settings.amp, settings.checkpointing, settings.tf32, self.step.model.training, shapes)
+        kernels = (settings.amp, settings.checkpointing, settings.tf32, settings.compile)
+        return (*kernels, self.step.model.training, shapes)
 
     def _key_of_update(self) -> Key:
         """Empty: the update can't be captured, for its optimizer decides on the host or runs hooks of the recipe's."""
         optimizer: Any = self.step.optimizer
-        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        if not self.step.waits_for_nothing or hooks or self.given_up or self._update_captures >= ATTEMPTS:
+        if not self.step.waits_for_nothing or self._hooked() or self.given_up or self._update_captures >= ATTEMPTS:
             return ()
         if not self.step.keep_gradients:
             return ()  # nothing is replayed, so the gradients have no fixed address
@@ -208,31 +244,40 @@ class Replay:
     def _capture(self, micro: MicroBatch, earlier: MicroBatch) -> _Capture:
         """Both graphs of a key, checked: replay must give the loss and gradient norm that eager gave on two batches."""
         step, device = self.step, self.step.device
-        reserved = torch.cuda.memory_reserved(device)
         batches = [step.place(micro), step.place(earlier)]
         static = _copy(batches[0])
         step.set_share(1.0)
+        masks = MaskAnswers(batches[0])
         with _restored(step.model, device) as rewind:
-            expected = [self._eager(batch, rewind) for batch in batches]
+            expected = [self._eager(batch, rewind, masks) for batch in batches]
             if not torch.stack(expected).isfinite().all():
                 raise NotFinite
             step.keep_gradients = True
-            capture = _Capture(
-                static,
-                self._record(lambda: step.forward_backward(static, first=True)),
-                self._record(lambda: step.forward_backward(static, first=False)),
-            )
+            with masks.given():
+                first = self._record(lambda: step.forward_backward(static, first=True))
+            with masks.given():
+                following = self._record(lambda: step.forward_backward(static, first=False))
+            capture = _Capture(static, first, following)
             for batch, wanted in zip(batches, expected):
                 rewind()
                 _fill(static, batch)
                 capture.first.replay()
                 self._compare(wanted)
-        self.pool_bytes += max(0, torch.cuda.memory_reserved(device) - reserved)
+        self._measure_pool()
         return capture
 
-    def _eager(self, batch: Any, rewind: Callable[[], None]) -> Tensor:
+    def _measure_pool(self) -> None:
+        """By the allocator's list of segments, which is too long to be read often."""
+        self.pool_bytes = sum(
+            segment["total_size"] - segment["allocated_size"]
+            for segment in torch.cuda.memory_snapshot()
+            if tuple(segment["segment_pool_id"]) == tuple(self._pool)
+        )
+
+    def _eager(self, batch: Any, rewind: Callable[[], None], masks: MaskAnswers) -> Tensor:
         rewind()
-        self.step.forward_backward(batch, first=True)
+        with masks.noted():
+            self.step.forward_backward(batch, first=True)
         return self._figures()
 
     def _figures(self) -> Tensor:
@@ -263,11 +308,13 @@ class Replay:
 
     def _capture_update(self) -> torch.cuda.CUDAGraph | None:
         try:
-            return self._record(self.step.apply)
+            update = self._record(self.step.apply)
         except Exception as error:
-            self._update_captures = ATTEMPTS
+            self._update_captures, self._outside_told = ATTEMPTS, True
             self._say(f"the optimizer's step runs outside the graph: {_reason(error)}")
             return None
+        self._measure_pool()
+        return update
 
 
 @contextmanager
@@ -281,6 +328,7 @@ def _cleared_up(device: torch.device, pool: Any) -> Iterator[None]:
         generator.graphsafe_set_state(before)
         with suppress(AttributeError, RuntimeError):  # RuntimeError: it was ended properly
             torch._C._cuda_endAllocateToPool(device.index, pool)
+            torch._C._cuda_releasePool(device.index, pool)  # the graph only does it after a capture that ended
         raise
 
 

@@ -21,9 +21,10 @@ KEYS = (
     ("x", "picture"),
     ("s", "save"),
     ("r", "Tensor Cores"),
+    ("m", "activations"),
 )
 """The most important first: from the end they give way where there is little room."""
-SHOWN = ("space", "s", "e", "r", "l", "1-7", "u", "n", "x", "?", "q")
+SHOWN = ("space", "s", "e", "r", "m", "l", "1-7", "u", "n", "x", "?", "q")
 """From left to right."""
 
 

@@ -112,4 +112,4 @@ def _history(view: View, width: int, now: float) -> Row:
 
 
 def _block(share: float) -> str:
-    return _BLOCKS[min(max(int(share * len(_BLOCKS)), 0), len(_BLOCKS) - 1)]
+    return _BLOCKS[min(int(min(max(share, 0.0), 1.0) * len(_BLOCKS)), len(_BLOCKS) - 1)]

@@ -50,7 +50,7 @@ def rows(view: View, width: int, height: int, now: float) -> list[Row]:
 def _badge(view: View, wide: bool) -> Row:
     state = view.doing
     badge: Row = [(" ■ " if view.over else " ● ", ROLES.get(state, "plain")), (clean(state.upper()), "bold")]
-    if not view.live:
+    if not view.live and not view.over:
         badge.append((" (a look)", "dim"))
     return [(" tui3090 ", "accent"), *badge] if wide else badge
 
@@ -70,6 +70,8 @@ def _first(view: View, width: int, now: float) -> Row:
     wide = width >= WIDE
     gap = 3 if wide else 2
     start: Row = [*_badge(view, wide), (" " * gap, "plain"), (clean(view.name), "bold")]
+    if view.state.state == "training" and view.state.detail:
+        start += [("  ", "plain"), (clean(view.state.detail), "accent")]
     parts = [part for part in (*_progress(view, wide), _end(view, now)) if part]
     row = beside([start, *parts], width, gap)
     room = width - row_width(row) - gap
@@ -146,12 +148,23 @@ def _second(view: View, width: int, now: float) -> Row:
     if view.first_time is not None:
         end = view.state.time if view.over else now
         parts.append([(f"elapsed {duration(end - view.first_time)}", "plain")])
+    if view.saved is not None:
+        parts.append(_saved(view, wide, now))
     indent = " " * 11 if wide else " " * 3
     row = beside([[(indent, "plain"), *parts[0]], *parts[1:]], width)
     folder = clean(view.folder)
     if wide and folder and row_width(row) + len(folder) + 4 <= width:
         return spread(row, [(f"{folder} ", "dim")], width)
     return row
+
+
+def _saved(view: View, wide: bool, now: float) -> Row:
+    """How much work is safe."""
+    assert view.saved is not None
+    if view.over:
+        return [(f"saved: step {number(view.saved.step)}", "good")]
+    ago = f"saved {duration(max(0.0, now - view.saved.time))} ago"
+    return [(f"{ago} (step {number(view.saved.step)})" if wide else ago, "plain")]
 
 
 def _device(view: View, wide: bool) -> list[Row]:

@@ -10,7 +10,7 @@ from rich.cells import chop_cells
 from tui3090.dashboard.chart import Mark, draw
 from tui3090.dashboard.figures import beside, shown, wrapped
 from tui3090.dashboard.text import UNKNOWN, Row, clean, cut, duration, number, rounded, row_width
-from tui3090.dashboard.view import SMOOTHING, View
+from tui3090.dashboard.view import SMOOTHING, Other, View
 from tui3090.records import Changed, Evaluated, Stage
 from tui3090.settings import BY_NAME
 
@@ -27,14 +27,17 @@ FLAT = 0.002
 
 def note(view: View, now: float) -> str:
     """What the curves are."""
-    return f"raw · smoothed α {SMOOTHING}" if view.step else "before the first step"
+    if not view.step:
+        return "before the first step"
+    dotted = " · dotted: the last run" if any(not other.letter for other in view.others) else ""
+    return f"raw · smoothed α {SMOOTHING}{dotted}"
 
 
 def rows(view: View, width: int, height: int, now: float) -> list[Row]:
     """Figures, the chart, what the model wrote, figures."""
     if view.step is None:
         return shown(_checklist(view, width, now), width, height)
-    top, bottom = [_figures(view, width)], [_step_figures(view, width)]
+    top, bottom = [_figures(view, width), *_legend(view, width)], [_step_figures(view, width)]
     written = _written(view, width, height)
     left = height - len(top) - len(bottom) - len(written)
     if left < 1:
@@ -70,7 +73,29 @@ def _figures(view: View, width: int) -> Row:
     parts = [latest, _not_finite(view), smooth, best]
     room = width - row_width(beside(parts, width)) - 3
     evaluated = next((row for row in (_eval(view), _eval(view, brief=True)) if row_width(row) <= room), [])
-    return beside([*parts, evaluated], width)
+    parts.append(evaluated)
+    return beside([*parts, *(_last_run(other, step.step) for other in view.others if not other.letter)], width)
+
+
+def _last_run(other: Other, step: int) -> Row:
+    """What the last run of this recipe had at the same step."""
+    then = other.at(step)
+    ended = f"ended at {number(other.curve.points[-1].step)}"
+    return [("last run ", "dim"), (ended if then is None else rounded(then, 4), "plain")]
+
+
+def _legend(view: View, width: int) -> list[Row]:
+    """Which runs are compared, and what each had at this one's step."""
+    compared = [other for other in view.others if other.letter]
+    if not compared or view.step is None:
+        return []
+    step = view.step.step
+    parts: list[Row] = [[("A ", "key"), (f"{clean(view.name)} {rounded(view.loss.smooth, 4)}", "plain")]]
+    for other in compared:
+        then = other.at(step)
+        loss = rounded(then, 4) if then is not None else f"no step {number(step)}"
+        parts.append([(f"{other.letter} ", "key"), (f"{clean(other.name)} {loss}", "plain")])
+    return [beside(parts, width)]
 
 
 def _not_finite(view: View) -> Row:
@@ -118,7 +143,8 @@ def _step_figures(view: View, width: int) -> Row:
 def _chart(view: View, width: int, height: int, now: float) -> list[Row]:
     if not view.loss.points:
         return [[("  no finite loss so far", "dim")], *([] for _ in range(height - 1))]
-    return draw(view.loss, [Mark(change.step, _label(change)) for change in view.changes], width, height, now)
+    marks = [Mark(change.step, _label(change)) for change in view.changes]
+    return draw(view.loss, marks, width, height, now, tuple(view.others))
 
 
 def _label(change: Changed) -> str:

@@ -10,6 +10,8 @@ from tui3090.dashboard.view import View
 from tui3090.records import Reading
 
 TITLE = "Memory"
+LAYER_ROWS = 4
+"""Rows of room from which on the layers' activations are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +31,25 @@ def note(view: View, now: float) -> str:
 
 
 def rows(view: View, width: int, height: int, now: float) -> list[Row]:
-    """Scale, bar, legend, and the three figures that people compare; in little height the legend goes first."""
+    """Scale, bar, legend, and the three figures that people compare; then what layers keep for backward.
+
+    In little height the legend goes first.
+    """
     reading = view.reading
     if reading is None:
         return shown([[(f"{UNKNOWN}: no reading yet", "dim")]], width, height)
     stale = is_stale(view, now)
     total = _card_total(view)
     if total <= 0:
-        return shown(_host_rows(view, reading, width), width, height, stale)
+        return _with_layers(shown(_host_rows(view, reading, width), width, height, stale), view, width, height)
     segments = _card(view, reading, total)
-    scale, bar = _scale(total, width), _bar(segments, total, width)
-    figures, legend = _figures(view, reading, width), _legend(segments, width)
-    if height < 2 + len(figures) + len(legend):
-        room = max(height - 1 - len(figures), 0)
+    bar, legend = _bar(segments, total, width), _legend(segments, width)
+    figures = _figures(view, reading, width)
+    room = height - 1 - len(figures) - len(legend)
+    if room < 0:
         return shown([bar, *figures, *legend[:room]], width, height, stale)
-    return shown([scale, bar, *legend, *figures], width, height, stale)
+    scale = [_scale(total, width)] if room else []
+    return _with_layers(shown([*scale, bar, *legend, *figures], width, height, stale), view, width, height)
 
 
 def line(view: View, width: int, now: float) -> Row:
@@ -74,26 +80,62 @@ def _card_total(view: View) -> int:
 
 
 def _card(view: View, reading: Reading, total: int) -> list[_Segment]:
-    """The card from the left: the peak of what tensors hold, what torch holds beyond, the context, others, free."""
+    """The card from the left: what tensors hold, what torch holds beyond, the context, others, free.
+
+    In an eager step tensors count at their peak, for at the moment of a reading activations may be there or not. Under
+    replay activations lie in the graphs' pools, which no tensor holds, and what tensors hold does not move.
+    """
+    held = _held(reading)
     kept = [reading.weights, reading.gradients, reading.optimizer_state]
-    peak, reserved = reading.peak_allocated, reading.reserved
-    above = None if peak is None else max(peak - sum(size or 0 for size in kept), 0)
+    at_least = sum(size or 0 for size in kept)
+    above = None if held is None else max(held - at_least, 0)
+    pools, reserved = reading.graph_pools, reading.reserved
     replayed = view.step is not None and view.step.replayed
-    # under replay the activations lie in the graph's pool, which the allocator doesn't count as allocated
-    activations = "other tensors" if replayed or None in kept else "activations"
-    cached = None if reserved is None or peak is None else max(reserved - peak, 0)
+    activations = "other tensors" if replayed or pools or None in kept else "activations"
+    cached = None if reserved is None or held is None else max(reserved - max(held, at_least) - (pools or 0), 0)
     context = None if reading.own is None or reserved is None else max(reading.own - reserved, 0)
     free = None if reading.card_used is None else max(total - reading.card_used, 0)
+    graphs = [_Segment("p", "graph pools", pools, "smooth")] if pools else []
     return [
         _Segment("w", "weights", reading.weights, "accent"),
         _Segment("g", "gradients", reading.gradients),
         _Segment("s", "optimizer state", reading.optimizer_state, "bold"),
-        _Segment("a", f"{activations}, peak", above, "smooth"),
-        _Segment("▒", "cached + graphs" if replayed else "cached", cached, "raw"),
+        *graphs,
+        _Segment("a", f"{activations}{'' if pools else ', peak'}", above, "plain" if pools else "smooth"),
+        _Segment("▒", "cached + graphs" if replayed and pools is None else "cached", cached, "raw"),
         _Segment("x", "CUDA context", context),
         _Segment("o", "other processes", reading.others, "warn"),
         _Segment("·", "free", free, "dim"),
     ]
+
+
+def _held(reading: Reading) -> int | None:
+    """What tensors hold of the memory that torch has now: their peak, with graphs what they hold now."""
+    held = reading.allocated if reading.graph_pools else reading.peak_allocated
+    # the cache may have been given back since the peak
+    return held if held is None or reading.reserved is None else min(held, reading.reserved)
+
+
+def _with_layers(found: list[Row], view: View, width: int, height: int) -> list[Row]:
+    """The panel and, where it has room, what the layers keep for backward."""
+    room = height - len(found)
+    return [*found, *shown(_layers(view, width), width, room)] if room >= LAYER_ROWS else found
+
+
+def _layers(view: View, width: int) -> list[Row]:
+    found = view.activations
+    if found is None:
+        return [[], [("m measures with the next step what each layer keeps for backward", "dim")]]
+    of = f"kept for backward by one micro-batch, step {number(found.step)}: {gib(found.total)} GiB"
+    table: list[Row] = [[], [(of, "bold")]]
+    for entry in found.layers.splitlines():
+        size, _, name = entry.partition(" ")
+        held = int(size) if size.isdecimal() and len(size) < 20 else 0
+        share = held / found.total if found.total > 0 else 0.0
+        cells = round(min(share, 1.0) * max(min(width - 60, 40), 0))
+        table.append([(f"{gib(held):>8} {percent(share):>5}  ", "plain"), (f"{cut(clean(name), 40):<40} ", "plain")])
+        table[-1].append(("a" * cells, "smooth"))
+    return table
 
 
 def _host(reading: Reading) -> list[_Segment]:
@@ -180,9 +222,9 @@ def _figures(view: View, reading: Reading, width: int) -> list[Row]:
         everybody = "all of it + other processes"
         everybody += f": {cut(clean(reading.holders), 60)}" if reading.holders else ""
     since = f"peak since step {number(view.changes[-1].step)}" if view.changes else "peak since the start"
-    fragmented = None
-    if reading.peak_allocated is not None and reading.reserved:
-        fragmented = max(1 - reading.peak_allocated / reading.reserved, 0.0)
+    held, fragmented = _held(reading), None
+    if held is not None and reading.reserved:
+        fragmented = max(1 - (held + (reading.graph_pools or 0)) / reading.reserved, 0.0)
     retries = reading.retries
     return [
         beside(

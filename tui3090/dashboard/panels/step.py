@@ -7,41 +7,50 @@ from dataclasses import dataclass
 from statistics import median
 
 from tui3090.dashboard.figures import beside, is_stale, shown, steps_note, steps_stale
-from tui3090.dashboard.text import UNKNOWN, Row, gib, number, percent, rounded, spread
+from tui3090.dashboard.panels import breakdown
+from tui3090.dashboard.text import UNKNOWN, Row, duration, gib, number, percent, rounded, spread
 from tui3090.dashboard.view import View
 
 TITLE = "Step and data"
 
-_STALL, _HIDDEN, _REST = "▒", "░", "█"
-
 
 def note(view: View, now: float) -> str:
-    """What the figures are the mean of, and how old they are."""
-    return steps_note(view, now)
+    """Where the times come from, of how many steps they are the mean, and how old they are."""
+    return breakdown.note(view, now) or steps_note(view, now)
 
 
 def rows(view: View, width: int, height: int, now: float) -> list[Row]:
-    """Rates, a bar of what a step's time goes to, its legend, the host."""
-    pace = _pace(view)
-    later: Row = [("by phase: not in this version", "dim")]
-    of_steps = [spread(_rates(view, pace, width), later, width), _bar(pace, width), _shares(pace, width)]
+    """Where a step's time goes in figures and as a bar, what of it is waiting for data, the host; rates if there is
+    room."""
+    pace, old = _pace(view), steps_stale(view, now)
+    parts = breakdown.parts(view)
+    rates = _rates(view, pace, width)
+    first = breakdown.figures(parts, width) if parts else spread(rates, _no_phases(view), width)
+    of_steps = [first, breakdown.bar(parts, width), _data(pace, [*_shapes(view), _gaps(view)], width)]
+    if parts and height > len(of_steps) + 1:
+        of_steps.append(rates)
     host = shown([_host(view, width)], width, height - len(of_steps), is_stale(view, now))
-    return [*shown(of_steps, width, height, steps_stale(view, now)), *host]
+    return [*shown(of_steps, width, height, old), *host]
 
 
 def line(view: View, width: int, now: float) -> Row:
-    """The bar, the stall and the rate."""
-    pace = _pace(view)
+    """The bar, shares, the stall and the rate."""
+    pace, parts = _pace(view), breakdown.parts(view)
     if pace is None:
         return shown([[(_no_step(view), "dim")]], width, 1)[0]
-    parts: list[Row] = [
-        _bar(pace, max(min(24, width - 46), 0)),
+    found: list[Row] = [
+        breakdown.bar(parts, max(min(24, width - 45), 0)),
+        breakdown.shares(parts),
         [(f"stall {_percent(pace.stall)}", "plain")],
         [(f"wait {_percent(pace.wait)}", "plain")],
         [(f"{rounded(pace.seconds)} s/step", "plain")],
         [(f"{rounded(pace.rate)} {pace.unit}", "plain")],
     ]
-    return shown([beside(parts, width, gap=2)], width, 1, steps_stale(view, now))[0]
+    return shown([beside(found, width, gap=2)], width, 1, steps_stale(view, now))[0]
+
+
+def _no_phases(view: View) -> Row:
+    return [(f"by phase {UNKNOWN}: not sampled yet", "dim")] if view.recent else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +62,30 @@ class _Pace:
     rate: float
     """Tokens or samples per second."""
     unit: str
-    stall: float
-    worst: float
+    stall: float | None
+    """Without windows in which loader workers had to start; None: there is no other window."""
+    worst: float | None
     """The stall's share in the worst window."""
-    wait: float
+    wait: float | None
     """The host's wait for the loader."""
+    start_s: float | None
+    """The wait for loader workers to start, at the last epoch's start; None: they did not."""
 
 
 def _pace(view: View) -> _Pace | None:
     """None: there was no window since the change."""
     tokens = view.started.unit == "tokens" if view.started else bool(view.step and view.step.tokens)
     windows = 0
-    seconds = done = stall = worst = wait = 0.0
+    seconds = done = fed = stall = worst = wait = 0.0
+    start_s = None
     for step in view.recent:
         windows += step.steps
         seconds += step.seconds * step.steps
         done += (step.tokens if tokens else step.samples) * step.steps
+        if step.loader_start:
+            start_s = step.wait_s
+            continue
+        fed += step.seconds * step.steps
         stall += step.stall_s * step.steps
         wait += step.wait_s * step.steps
         if step.seconds > 0:
@@ -76,8 +93,19 @@ def _pace(view: View) -> _Pace | None:
     if not (seconds > 0 and math.isfinite(seconds + stall + wait)):
         return None
     unit = "tok/s" if tokens else "samples/s"
-    shares = [min(max(share, 0.0), 1.0) for share in (stall / seconds, worst, wait / seconds)]
-    return _Pace(seconds / windows, done / seconds, unit, *shares)
+    return _Pace(
+        seconds=seconds / windows,
+        rate=done / seconds,
+        unit=unit,
+        stall=_share(stall, fed),
+        worst=min(worst, 1.0) if fed > 0 else None,
+        wait=_share(wait, fed),
+        start_s=start_s,
+    )
+
+
+def _share(part: float, whole: float) -> float | None:
+    return min(max(part / whole, 0.0), 1.0) if whole > 0 else None
 
 
 def _no_step(view: View) -> str:
@@ -99,7 +127,6 @@ def _rates(view: View, pace: _Pace | None, width: int) -> Row:
             [(f"{rounded(pace.rate)} {pace.unit}", "bold")],
             [(f"{rounded(pace.seconds)} s/step", "plain"), (f", median {rounded(middle)}", "dim")],
             [(f"{number(micro_batches)} micro-batch{'' if micro_batches == 1 else 'es'}", "plain")],
-            *_shapes(view),
         ],
         width,
     )
@@ -118,27 +145,31 @@ def _shapes(view: View) -> list[Row]:
     ]
 
 
-def _bar(pace: _Pace | None, width: int) -> Row:
-    """A step's time: stall, the rest of the loader's wait (hidden behind the device's work), everything else."""
-    if pace is None or width < 1:
+def _gaps(view: View) -> Row:
+    """Gaps between kernels, which are inside the phases: only a profiled step tells them."""
+    found = view.profiled
+    if found is None or found.busy_share is None or not 0 <= found.busy_share <= 0.98:
         return []
-    stalled = round(pace.stall * width)
-    waited = max(round(pace.wait * width), stalled)
-    return [(_STALL * stalled, "warn"), (_HIDDEN * (waited - stalled), "dim"), (_REST * (width - waited), "accent")]
+    return [(f"launch gaps {percent(1 - found.busy_share)} (profile)", "warn" if found.busy_share < 0.8 else "plain")]
 
 
-def _shares(pace: _Pace | None, width: int) -> Row:
-    """The bar's legend: the stall, and the host's wait beside it."""
+def _data(pace: _Pace | None, more: list[Row], width: int) -> Row:
+    """How much the device waited for data: the mean, the worst, epoch starts apart; the host's wait, and more, beside
+    it."""
     if pace is None:
         return []
-    hidden = max(pace.wait - pace.stall, 0.0)
-    worst = f", worst {_percent(pace.worst)}"
+    hidden = max((pace.wait or 0.0) - (pace.stall or 0.0), 0.0)
+    stalled = pace.stall is not None and pace.stall >= 0.05
+    hiding = f", {_percent(hidden)} hidden" if hidden >= 0.001 else ""
     return beside(
         [
-            [(f"{_STALL} ", "warn"), (f"data stall {_percent(pace.stall)}", "bold"), (worst, "plain")],
-            [("loader's wait ", "plain"), (_percent(pace.wait), "plain")],
-            [(f"{_HIDDEN} hidden {_percent(hidden)}", "plain")] if hidden >= 0.001 else [],
-            [(f"{_REST} ", "accent"), (f"rest {_percent(1 - max(pace.wait, pace.stall))}", "plain")],
+            [
+                (f"data stall {_percent(pace.stall)}", "warn" if stalled else "bold"),
+                (f", worst {_percent(pace.worst)}", "plain"),
+            ],
+            [("loader's wait ", "plain"), (_percent(pace.wait), "plain"), (hiding, "plain")],
+            [(f"epoch start {duration(pace.start_s)}", "plain")] if pace.start_s is not None else [],
+            *more,
         ],
         width,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tui3090.dashboard.keys import LATER, pending_text
+from tui3090.dashboard.keys import pending_text
 from tui3090.dashboard.text import Row, clean, fit, number
 from tui3090.dashboard.view import View
 from tui3090.settings import CORES, TECHNIQUES, Settings, Technique, Value
@@ -54,7 +54,7 @@ def line(view: View, width: int, now: float) -> Row:
 
 def _table_row(view: View, technique: Technique, now: float, room: int) -> Row:
     mark = "≈" if technique.effect == "numbers" else " "
-    missing = technique.later or bool(view.available.get(technique.name))
+    missing = bool(view.available.get(technique.name))
     value = view.value(technique.name)
     off = is_off(technique, value)
     in_force = "–" if missing and off else clean(technique.label(value))
@@ -71,8 +71,6 @@ def _table_row(view: View, technique: Technique, now: float, room: int) -> Row:
 def _next(view: View, technique: Technique, now: float, room: int) -> Row:
     if pending := pending_text(view, technique, now):
         return [(pending if len(pending) <= room else pending.replace("from ", ""), "accent")]
-    if technique.later:
-        return [(LATER, "dim")]
     if reason := view.available.get(technique.name, ""):
         return [(clean(reason), "dim")]
     if technique.name == "accumulate" and view.started:
@@ -110,7 +108,7 @@ def _cell(short: Row, cells: int) -> Row:
 
 def _short(view: View, technique: Technique, now: float) -> Row:
     name = SHORT.get(technique.name, technique.title.split()[0])
-    missing = technique.later or bool(view.available.get(technique.name))
+    missing = bool(view.available.get(technique.name))
     value = view.value(technique.name)
     off = is_off(technique, value)
     label = "–" if missing and off else clean(technique.label(value)).replace("every ", "")

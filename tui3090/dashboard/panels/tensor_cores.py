@@ -1,18 +1,20 @@
-"""How much of the card's arithmetic training gets, by counted FLOPs and by hardware counters."""
+"""How much of the card's arithmetic training gets: by counted FLOPs, hardware counters, and the kernels that run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tui3090.dashboard.figures import age, beside, shown, steps_note, steps_stale
-from tui3090.dashboard.text import UNKNOWN, Row, clean, cut, percent, rounded
+from tui3090.dashboard.figures import age, beside, shown, steps_note, steps_stale, wrapped
+from tui3090.dashboard.text import UNKNOWN, Row, clean, clock, cut, duration, number, percent, rounded, row_width
 from tui3090.dashboard.view import View
 
 TITLE = "Tensor Cores"
 
-_PROFILED = "profiled kernels: not in this version (r)"
+MASK_PADDING = "A vocabulary padded to a multiple of 8: mask the padding's logits in the loss; labels stay as they are."
 SAME = 0.005
 """MFU and HFU that differ by less than this share are shown as one."""
+OLD_S = 180.0
+"""Age from which on a profiled step is no longer shown as current; by itself one comes every minute or so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,24 @@ def note(view: View, now: float) -> str:
 
 
 def rows(view: View, width: int, height: int, now: float) -> list[Row]:
-    """Achieved FLOPs, the counters, what the matmuls run in."""
+    """Achieved FLOPs, counters, the kernels of a profiled step, what could use the Tensor Cores and does not."""
     achieved = shown(_achieved(view), width, height, steps_stale(view, now))
-    others = [_counters(view, now), *_units(view, now, width), _precision(view), [(_PROFILED, "dim")]]
+    counters = _counters(view, now)
+    counted = view.reading is not None and view.reading.tensor_core is not None
+    others = [counters] if counted else []
+    others += [_profiled(view, width, now), *_beside(view, width), *_missed(view, width)]
+    others += [] if counted else [counters]
+    others += [*_units(view, now, width), _precision(view), *_more(view, width)]
     return [*achieved, *shown(others, width, height - len(achieved))]
 
 
 def line(view: View, width: int, now: float) -> Row:
-    """Achieved FLOPs and the counters."""
-    return shown([beside([_achieved(view)[0], _counters(view, now)], width)], width, 1)[0]
+    """Achieved FLOPs, and the best source there is for the Tensor Cores: counters, else the profiled step."""
+    counted = view.reading is not None and view.reading.tensor_core is not None
+    profiled = view.profiled is not None and view.profiled.tensor_core_share is not None
+    if profiled and not counted:
+        return shown([beside([_achieved(view, brief=True)[0], _profiled(view, 0, now)], width)], width, 1)[0]
+    return shown([beside([_achieved(view, brief=counted)[0], _counters(view, now)], width)], width, 1)[0]
 
 
 def _rate(view: View) -> _Rate | None:
@@ -60,7 +71,7 @@ def _rate(view: View) -> _Rate | None:
     return _Rate(model / seconds, hardware / seconds if executed else None, view.recent[-1].peak_flops_s)
 
 
-def _achieved(view: View) -> list[Row]:
+def _achieved(view: View, brief: bool = False) -> list[Row]:
     rate = _rate(view)
     if rate is None:
         why = "no step since the change" if view.step and not view.recent else "not counted yet"
@@ -68,9 +79,10 @@ def _achieved(view: View) -> list[Row]:
     same = rate.hardware is not None and abs(rate.hardware - rate.model) <= SAME * rate.model
     achieved: Row = [(_flops(rate.model), "bold")]
     if rate.peak:
+        peak = f"{rate.peak / 1e12:.4g}"
         achieved += [
             (f" = {percent(rate.model / rate.peak, 1)}", "bold"),
-            (f" of the card's {rate.peak / 1e12:.4g} (MFU{' = HFU' if same else ''})", "plain"),
+            (f" of {peak}" if brief else f" of the card's {peak} (MFU{' = HFU' if same else ''})", "plain"),
         ]
     else:
         achieved.append((f"   MFU {UNKNOWN}: {_no_peak(view)}", "plain"))
@@ -104,6 +116,84 @@ def _counters(view: View, now: float) -> Row:
     old = age(view, reading.time if reading.tensor_core_time is None else reading.tensor_core_time, now)
     busy = f"Tensor Cores busy {percent(reading.tensor_core)}"
     return [(busy, "dim" if old.startswith("stale") else "bold"), (f" ({source or 'counters'}, {old})", "dim")]
+
+
+def _profiled(view: View, width: int, now: float) -> Row:
+    """The share of kernel time in Tensor Core kernels, with its age; before there is one why."""
+    found = view.profiled
+    if found is None:
+        if view.started is not None and view.started.device == "cpu":
+            why = "needs an NVIDIA card"
+        else:
+            why = f"none profiled {'since the change' if view.changes else 'yet'}, r reads now"
+        return [(f"kernels {UNKNOWN}: {why}", "dim")]
+    if found.tensor_core_share is None:
+        return [(f"kernels {UNKNOWN}: {cut(clean(found.missing), 120) or 'none was seen'}", "dim")]
+    when = f"{duration(max(0.0, now - found.time))} ago"
+    if view.over or not view.live:
+        when = f"at {clock(found.time, seconds=True)}"
+    role = "dim" if when.endswith("ago") and now - found.time > OLD_S else "bold"
+    share = percent(found.tensor_core_share)
+    source = (f" (profile, {when})", "dim")
+    for words in (f"{share} of kernel time in Tensor Core kernels", f"{share} of kernel time in TC kernels"):
+        if row_width([(words, role), source]) <= width:
+            return [(words, role), source]
+    return [(f"TC kernels {share}", role), source]
+
+
+def _beside(view: View, width: int) -> list[Row]:
+    """The longest kernels that do not use them, and the share whose names don't tell."""
+    found = view.profiled
+    if found is None or not (found.without or found.unknown_share):
+        return []
+    unknown: Row = [(f"unknown {percent(found.unknown_share)}", "plain")] if found.unknown_share else []
+    without = _as_many("without: ", found.without, width - row_width(unknown) - 3 if unknown else width)
+    return [beside([without, unknown], width)]
+
+
+def _missed(view: View, width: int) -> list[Row]:
+    """What could use them and does not: matmuls in fp32, dimensions that 8 does not divide."""
+    found = view.profiled
+    if found is None:
+        return []
+    fp32: Row = [(f"fp32 matmuls {percent(found.fp32_share)}", "warn")] if (found.fp32_share or 0) >= 0.005 else []
+    off = _as_many("not by 8: ", found.off_by_8, width - row_width(fp32) - 3 if fp32 else width)
+    return [beside([fp32, off], width)] if fp32 or off else []
+
+
+def _as_many(words: str, names: str, cells: int) -> Row:
+    """As many of the names as fit whole, one at the least."""
+    if not names:
+        return []
+    first, *others = clean(names[:2000]).split(", ")
+    told = cut(words + first, max(cells, 12))
+    for name in others:
+        if row_width([(told + name, "")]) + 2 > cells:
+            break
+        told += ", " + name
+    return [(told, "plain")]
+
+
+def _more(view: View, width: int) -> list[Row]:
+    """For the whole screen: the lists in full."""
+    found = view.profiled
+    if found is None or found.tensor_core_share is None:
+        return []
+    lists = (
+        ("on the Tensor Cores", found.with_tensor_cores),
+        ("without", found.without),
+        ("unknown (Triton's and others whose names don't tell)", found.unknown),
+        ("layers with a dimension that 8 does not divide", found.off_by_8),
+    )
+    told: list[Row] = [[]]
+    for words, names in lists:
+        told += [[(text, "plain")] for text in wrapped(f"{words}: {names}", width)] if names else []
+    if found.off_by_8:
+        told += [[(text, "dim")] for text in wrapped(MASK_PADDING, width)]
+    ran = f"{number(found.kernels)} kernels ran in {percent(found.busy_share)} of step {number(found.step)}"
+    told.append([(f"{ran}{' by replay' if found.replayed else ''}; the rest is gaps between launches", "plain")])
+    told.append([(f"the look cost {duration(found.seconds)}; the next comes by itself, or with r", "dim")])
+    return told
 
 
 def _units(view: View, now: float, width: int) -> list[Row]:

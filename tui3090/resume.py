@@ -1,0 +1,142 @@
+"""Going on from a save: checked first, in the user's terms, then loaded whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch.optim import Optimizer
+
+from tui3090.assemble import Job
+from tui3090.recipe import RecipeError
+from tui3090.savefolder import MODEL, TRAINING, Notes, Save
+from tui3090.saves import described, restore_random_state, trained_names
+from tui3090.schedule import Schedule
+
+IN_FORCE = ("fused", "foreach", "capturable", "differentiable")
+"""Flags of an optimizer's groups that say how it computes, not what: they are this run's, whatever the save's were."""
+
+
+def restore(job: Job, schedule: Schedule, save: Save, optimizer_state: str = "keep") -> None:
+    """Bring the job to where the save was made. Raises RecipeError, before anything is changed, where it does not fit.
+
+    `optimizer_state`: keep; matching (that of the parameters which both have, by name); new.
+    """
+    notes, step = save.notes, job.step
+    state = step.model.state_dict()
+    groups = trained_names(step.model, step.optimizer)
+    _check_model(notes, state)
+    _check_data(notes, job)
+    if optimizer_state == "keep":
+        _check_optimizer(notes, step.optimizer, groups)
+    try:
+        tensors: dict[str, Any] = safetensors.torch.load_file(save.path / MODEL, device="cpu")
+        training = torch.load(save.path / TRAINING, map_location="cpu", weights_only=True)
+        tensors |= {name: tensors[other] for name, other in notes.ties.items()}
+        tensors |= training["extra"] or {}
+        optimizer = _optimizer_state(step.optimizer, training["optimizer"], notes.trained, groups, optimizer_state)
+        parts = [training[name] for name in ("scaler", "schedule", "data", "random")]
+    except Exception as error:  # its checksums are right, so it was written like that, and not by us
+        raise RecipeError(
+            f"The save {save.name} can't be read ({type(error).__name__}): resume from another."
+        ) from error
+    if tensors.keys() != state.keys():
+        raise RecipeError(f"The save {save.name} does not hold the model that its save.json describes.")
+    scaler, schedule_state, data, random = parts
+    step.model.load_state_dict(tensors)
+    step.optimizer.load_state_dict(optimizer)
+    step.scaler.load_state_dict(scaler)
+    schedule.load_state_dict(schedule_state if len(groups) == len(notes.trained) else None, notes.step)
+    job.feed.resume(notes.epoch, notes.taken, notes.batch_size, notes.whole_batch, data)
+    restore_random_state(random, step.device)
+
+
+def _check_model(notes: Notes, state: Mapping[str, Any]) -> None:
+    now = described(state)
+    again = "Give the options of the run that is resumed, or start a new run."
+    missing, added = sorted(notes.tensors.keys() - now.keys()), sorted(now.keys() - notes.tensors.keys())
+    if missing or added:
+        parts = [f"the save's {_some(missing)} {_is(missing)} not in it"] if missing else []
+        parts += [f"its {_some(added)} {_is(added)} not in the save"] if added else []
+        raise RecipeError(f"The model is not the {notes.model} that was saved: {', and '.join(parts)}. {again}")
+    changed = [name for name in now if now[name] != notes.tensors[name]]
+    if changed:
+        name, others = changed[0], f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise RecipeError(
+            f"The model is not the one that was saved: {name} is {_shape(now[name])} and was "
+            f"{_shape(notes.tensors[name])}{others}. {again}"
+        )
+
+
+def _check_data(notes: Notes, job: Job) -> None:
+    if notes.rows != job.feed.rows:
+        raise RecipeError(
+            f"The training data has {job.feed.rows} samples and had {notes.rows}: the epoch can't go on where it was. "
+            "Give the same data, or start a new run."
+        )
+
+
+def _check_optimizer(notes: Notes, optimizer: Optimizer, groups: list[list[str]]) -> None:
+    new = "--optimizer-state new to begin it anew"
+    if notes.optimizer != type(optimizer).__name__:
+        raise RecipeError(
+            f"The optimizer was {notes.optimizer} and is now {type(optimizer).__name__}, whose state is another: "
+            f"resume with {new}."
+        )
+    choice = f"Resume with --optimizer-state matching to keep its state where both have the parameter, or with {new}."
+    before, after = {n for group in notes.trained for n in group}, {n for group in groups for n in group}
+    frozen, thawed = sorted(before - after), sorted(after - before)
+    if frozen or thawed:
+        parts = [f"{_some(frozen)} {_is(frozen)} no longer trained"] if frozen else []
+        parts += [f"{_some(thawed)} {_is(thawed)} trained now and {_was(thawed)} not"] if thawed else []
+        raise RecipeError(f"The recipe trains other parameters than the save: {', and '.join(parts)}. {choice}")
+    if notes.trained != groups:
+        raise RecipeError(f"The optimizer's parameter groups are not those of the save. {choice}")
+
+
+def _optimizer_state(
+    optimizer: Optimizer, saved: dict[str, Any], before: list[list[str]], now: list[list[str]], choice: str
+) -> dict[str, Any]:
+    """The state dict to load; how the optimizer computes (fused, capturable) stays as it is in this run."""
+    current = optimizer.state_dict()
+    if choice == "keep":
+        groups = [
+            {**group, **{flag: ours[flag] for flag in IN_FORCE if flag in ours}}
+            for ours, group in zip(current["param_groups"], saved["param_groups"], strict=True)
+        ]
+        return {"state": saved["state"], "param_groups": groups}
+    if choice == "new":
+        return {"state": {}, "param_groups": current["param_groups"]}
+    numbers = {
+        name: number
+        for names, group in zip(before, saved["param_groups"])
+        for name, number in zip(names, group["params"])
+    }
+    state = {
+        number: saved["state"][numbers[name]]
+        for names, group in zip(now, current["param_groups"])
+        for name, number in zip(names, group["params"])
+        if numbers.get(name) in saved["state"]
+    }
+    return {"state": state, "param_groups": current["param_groups"]}
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _is(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _was(names: list[str]) -> str:
+    return "was" if len(names) == 1 else "were"
+
+
+def _shape(description: Any) -> str:
+    match description:
+        case [list(shape), str(dtype)]:
+            return f"{' x '.join(str(n) for n in shape) or 'a number'} in {dtype}"
+    return "something else"
