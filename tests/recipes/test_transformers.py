@@ -76,6 +76,19 @@ def test_checkpointing_switched_in_mid_run_changes_nothing(train: Train, make: M
     assert furthest(plain, toggled) <= 1e-6
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_resumed_run_is_the_uninterrupted_one(train: Train, make: Make, tmp_path: Path, name: str) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "lr": 1e-3, **({"dropout": 0.1} if name == "lora" else {})}
+    whole = train(with_dropout(make(name, **options)), steps=10)
+    first = train(with_dropout(make(name, **options)), {4: [Stop()]}, steps=10, folder=tmp_path)
+    torch.manual_seed(9)  # a new process has other random numbers
+    second = train(with_dropout(make(name, **options)), steps=10, folder=tmp_path, resume=True)
+    assert second.status == 0, second.records[-1]
+    assert 0 < len(first.losses) < 10
+    assert first.losses + second.losses == pytest.approx(whole.losses, abs=1e-6)
+    assert (tmp_path / "result").is_dir()
+
+
 @pytest.mark.parametrize(("name", "pack"), [("bert", {}), ("lora", {"pack": True})])
 def test_loader_workers_give_the_same_batches(train: Train, make: Make, name: str, pack: dict[str, Any]) -> None:
     plain = train(replace(make(name, batch_size=4, **pack), eval_data=None, metrics=None), steps=4)
