@@ -397,9 +397,8 @@ def test_a_copied_recipe_runs_by_the_command_and_leaves_its_result(tmp_path: Pat
 
     def tui3090(*arguments: str) -> str:
         command = [sys.executable, "-m", "tui3090", *arguments]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True
-        )
+        env = os.environ | {"PYTHONPATH": str(root), "XDG_RUNTIME_DIR": str(tmp_path)}  # out of other tests' reach
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
