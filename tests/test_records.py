@@ -10,7 +10,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tui3090.records import LONGEST_TEXT, MOST, RECORD_TYPES, Event, Record, StepRecord, from_object, to_line
+from tui3090.lines import LONGEST_TEXT, MOST, from_object, to_line
+from tui3090.records import RECORD_TYPES, Event, Record, StepRecord
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "str": st.text(),

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from tests.test_records import _step as step
-from tui3090.records import Changed, Event, Phases, Reading, Record, State, StepRecord, to_line
+from tui3090.lines import to_line
+from tui3090.records import Changed, Event, Phases, Reading, Record, State, StepRecord
 from tui3090.thinning import EVERY_PHASES, EVERY_READING, EVERY_STEP, PARTS, READING_S, THINNED_S, Thinner
 
 

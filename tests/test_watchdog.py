@@ -121,14 +121,14 @@ def watch_states(monkeypatch: pytest.MonkeyPatch, commands: Answering) -> None:
         commands.states.append(State(**fields))
         return commands.states[-1]
 
-    monkeypatch.setattr("tui3090.trainer.State", told)
+    monkeypatch.setattr("tui3090.telling.State", told)
 
 
 def test_training_pauses_and_goes_on_at_a_key(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = Answering(Change("lr", 0.5), Pause(False))
     commands.arrived.set()
     monkeypatch.setattr(
-        "tui3090.trainer.State", lambda **fields: commands.states.append(State(**fields)) or State(**fields)
+        "tui3090.telling.State", lambda **fields: commands.states.append(State(**fields)) or State(**fields)
     )
     ran = train(poisoned(), commands=commands)
     assert ran.status == 0
@@ -153,7 +153,7 @@ def test_a_paused_run_can_be_stopped(train: Train, monkeypatch: pytest.MonkeyPat
     commands = Answering(Stop())
     commands.arrived.set()
     monkeypatch.setattr(
-        "tui3090.trainer.State", lambda **fields: commands.states.append(State(**fields)) or State(**fields)
+        "tui3090.telling.State", lambda **fields: commands.states.append(State(**fields)) or State(**fields)
     )
     ran = train(poisoned(), commands=commands)
     assert ran.of(State)[-1].state == "stopped"

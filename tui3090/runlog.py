@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from tui3090.files import is_regular, open_regular
-from tui3090.records import Event, Reading, Record, StepRecord, from_object, to_line
+from tui3090.lines import from_object, to_line
+from tui3090.records import Event, Reading, Record, StepRecord
 from tui3090.thinning import Thinner
 
 FORMAT = 1

@@ -23,7 +23,8 @@ from tests.terminal.pty_shell import Shell
 from tui3090.dashboard.frame import CONTENTS, digit, paint
 from tui3090.dashboard.layout import places
 from tui3090.dashboard.view import View
-from tui3090.records import Changed, Reading, Record, State, StepRecord, to_line
+from tui3090.lines import to_line
+from tui3090.records import Changed, Reading, Record, State, StepRecord
 from tui3090.runlog import RecordReader, RunFolder
 from tui3090.thinning import Thinner
 

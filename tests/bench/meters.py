@@ -63,23 +63,23 @@ class Turns(Commands):
         number, within = divmod(self.window, self.turn)
         self.window += 1
         if within == 0:
-            self._looks = self._looks or self.trainer._looks
+            self._looks = self._looks or self.trainer.looks
             self.switch(on=number % 2 == 0)
         if self.window == self.turn * self.turns - 2:
-            self.trainer._looks = self._looks
+            self.trainer.looks = self._looks
             return [Profile()]
         return []
 
     def switch(self, on: bool) -> None:
         """All meters."""
-        self.trainer._looks = self._looks if on else NoLooks()
+        self.trainer.looks = self._looks if on else NoLooks()
         if self._poller is not None:
             self._poller.stop()
             self._poller = None
         if on:
             self._looks._due = float("inf")  # a turn is too short for its share of a profiled step
             self._poller = Poller(lambda record: None)
-            self._poller.watch(self.trainer.job.device_uuid, self.trainer._allocator)
+            self._poller.watch(self.trainer.job.device_uuid, self.trainer.allocator)
             self._poller.start()
 
 

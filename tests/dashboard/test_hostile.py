@@ -23,8 +23,9 @@ from tui3090.dashboard.source import FolderSource, writer_lives
 from tui3090.dashboard.text import row_width
 from tui3090.dashboard.view import Pending, View
 from tui3090.headless import Reporter
+from tui3090.lines import to_line
 from tui3090.output import Tail
-from tui3090.records import RECORD_TYPES, STATES, Available, Changed, Event, Stage, State, StepRecord, to_line
+from tui3090.records import RECORD_TYPES, STATES, Available, Changed, Event, Stage, State, StepRecord
 from tui3090.runlog import RecordReader, RunFolder, RunFolderError
 from tui3090.settings import TECHNIQUES
 from tui3090.show import name_of

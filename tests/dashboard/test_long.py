@@ -15,7 +15,8 @@ from tui3090.dashboard.frame import CONTENTS, paint
 from tui3090.dashboard.layout import places
 from tui3090.dashboard.view import POINTS, View
 from tui3090.files import open_regular
-from tui3090.records import Changed, Evaluated, Event, Reading, Record, to_line
+from tui3090.lines import to_line
+from tui3090.records import Changed, Evaluated, Event, Reading, Record
 from tui3090.runlog import LONGEST_LINE, RecordReader, RunFolder
 
 

@@ -16,7 +16,8 @@ from tui3090.dashboard.others import last_run, read_curve, read_last_run, read_o
 from tui3090.dashboard.panels import loss
 from tui3090.dashboard.text import row_width
 from tui3090.dashboard.view import Curve, Other, View
-from tui3090.records import Evaluated, Reading, Record, State, to_line
+from tui3090.lines import to_line
+from tui3090.records import Evaluated, Reading, Record, State
 from tui3090.runlog import RunFolder
 
 

@@ -104,7 +104,7 @@ def test_learning_rate_accumulation_and_pausing_need_no_new_capture(train: Train
         10: [Change("lr", 2.0)],
     }
     ran = train(recipe(200), script, REPLAY, device="cuda:0")
-    replay = ran.trainer._replay
+    replay = ran.trainer.replay
     captured.append(len(replay._captures))
     assert captured == [1]
     assert replayed(ran)[1:-1].count(False) == 0

@@ -50,7 +50,7 @@ def test_graph_pools_are_what_is_reserved_and_no_tensor_s(train: Train) -> None:
     script = {4: [Change("accumulate", 2)]}
     ran = train(recipe(count=200, batch_size=40, epochs=2), script, Settings(graph=True), device="cuda:0")
     assert any(record.replayed for record in ran.of(StepRecord))
-    replay, figures = ran.trainer._replay, Allocator(0).read()
+    replay, figures = ran.trainer.replay, Allocator(0).read()
     assert 0 < replay.pool_bytes <= figures["reserved"] - figures["allocated"]
     segments = torch.cuda.memory_snapshot()
     private = [s for s in segments if tuple(s["segment_pool_id"]) != (0, 0)]

@@ -118,7 +118,7 @@ def test_replay_on_padded_shapes_equals_eager_and_hits(
     )
     off = furthest(replayed, eager.losses)
     print(f"\n{name} {settings.short()}: hits {sum(hits)} of {windows}, padding {padding:.0%}, furthest {off:.3g}")
-    assert len(replayed.trainer._replay._captures) <= SHAPES
+    assert len(replayed.trainer.replay._captures) <= SHAPES
     assert sum(hits[windows // 2 :]) >= 0.8 * (windows // 2), replayed.of(Event)
     assert 0 < padding < 1
     # in 16 bits attention's backward rounds otherwise in a captured graph, and 60 steps of training spread that

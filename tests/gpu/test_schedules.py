@@ -71,7 +71,7 @@ def test_replay_equals_eager(train: Train, optimizer: str, schedule: str) -> Non
     records = ran.of(StepRecord)
     assert [r.skipped for r in records].count("not finite") == 2
     assert sum(r.replayed for r in records) >= len(records) - 3, ran.of(Event)
-    replay = ran.trainer._replay
+    replay = ran.trainer.replay
     assert (replay._update is not None) == (optimizer.startswith("Adam") and schedule != "OneCycleLR")
     outside = [e.text for e in ran.of(Event) if "outside the graph" in e.text]
     assert len(outside) == (replay._update is None)

@@ -11,10 +11,11 @@ from typing import ClassVar
 import pynvml
 import pytest
 
+from tui3090.lines import from_object, to_line
 from tui3090.meters import poller as poller_module
 from tui3090.meters.allocator import Held
 from tui3090.meters.poller import Poller
-from tui3090.records import Event, Reading, from_object, to_line
+from tui3090.records import Event, Reading
 
 GIB = 1 << 30
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from tui3090.dashboard.source import writer_lives
 from tui3090.dashboard.view import Curve, Other
-from tui3090.records import StepRecord, from_object
+from tui3090.lines import from_object
+from tui3090.records import StepRecord
 from tui3090.runlog import LONGEST_LINE, RunFolder, RunFolderError
 
 LOOKED_AT = 200

@@ -53,7 +53,7 @@ class CellTrainer(Trainer):
 
     def measure(self, load: Callable[[Path, dict[str, Any]], Recipe]) -> None:
         """Train until a command stops it; raises what goes wrong."""
-        self.job = assemble(self._plan, self._emit, load)
+        self.job = assemble(self.plan, self.tell.emit, load)
         self._begin()
         self._train()
 
