@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -30,6 +31,7 @@ from tui3090 import pretrained
 from tui3090.recipe import Recipe, RecipeError
 from tui3090.recipes.bert import Scores
 from tui3090.records import Change, Evaluated, Event, Stop
+from tui3090.savefolder import MODEL
 from tui3090.settings import Settings
 from tui3090.techniques.checkpointing import find_blocks
 from tui3090.textdata import Packed, Pad, Tokens
@@ -87,6 +89,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(train: Train, make: Make, tmp_pa
     assert 0 < len(first.losses) < 10
     assert first.losses + second.losses == pytest.approx(whole.losses, abs=1e-6)
     assert (tmp_path / "result").is_dir()
+    saved = load_file(sorted((tmp_path / "saves").iterdir())[-1] / MODEL)
+    assert all("lora_" in key for key in saved) == (name == "lora")  # the base comes from the recipe
 
 
 @pytest.mark.parametrize(("name", "pack"), [("bert", {}), ("lora", {"pack": True})])
