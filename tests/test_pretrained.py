@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,10 +77,15 @@ def test_biases_and_norms_do_not_decay() -> None:
     ]
 
 
+def model(**config: float) -> SimpleNamespace:
+    return SimpleNamespace(config=SimpleNamespace(**config))
+
+
 def test_a_quantized_base_and_the_fused_loss_need_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused("A 4-bit base needs an NVIDIA card: take --base fp32 or --base bf16", pretrained.causal_lm, NOWHERE, bits=4)
-    refused("--liger needs an NVIDIA card", pretrained.FusedLoss)
+    refused("--liger needs an NVIDIA card", pretrained.FusedLoss, model())
+    refused("can't be used with this model, whose logit_scale", pretrained.FusedLoss, model(logit_scale=0.0625))
 
 
 def test_on_a_card_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +94,7 @@ def test_on_a_card_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     refused("A 8-bit base needs bitsandbytes: pip install 'tui3090[quantized]'", pretrained.causal_lm, NOWHERE, bits=8)
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
-    refused("--liger needs liger-kernel: pip install 'tui3090[liger]'", pretrained.FusedLoss)
+    refused("--liger needs liger-kernel: pip install 'tui3090[liger]'", pretrained.FusedLoss, model(logit_scale=1.0))
 
 
 def test_without_transformers_a_recipe_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,3 +192,17 @@ def test_sigterm_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
     assert "goes on from saves/" in again.stdout
     lines = [json.loads(line) for line in (tmp_path / "r" / "records.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["type"] == "step"] == list(range(1, save.notes.step + 4))
+
+
+def test_leaving_waits_for_a_save_and_a_second_signal_does_not() -> None:
+    from tui3090.link import Commands
+    from tui3090.session import Session
+
+    session: Any = Session.__new__(Session)
+    session._commands, session._force_at = Commands(), 0.0  # the time that training had is over
+    session._interrupts = type("Interrupts", (), {"count": 1})()
+    assert session._forced()
+    session._commands.saving.set()
+    assert not session._forced()
+    session._interrupts.count = 2
+    assert session._forced()

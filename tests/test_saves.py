@@ -366,26 +366,29 @@ def test_going_back_to_the_last_good_save(train: Train, tmp_path: Path) -> None:
     same(ran.weights, whole.weights)
 
 
-def test_a_full_disk_costs_the_save_and_not_the_run(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "problem", [OSError(28, "No space left on device"), OSError(30, "Read-only file system"), MemoryError("too little")]
+)
+def test_a_save_that_fails_costs_the_save_and_not_the_run(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
     from tui3090 import saves as module
 
-    real = module.torch.save
-    calls = []
+    real, calls = module.safetensors.torch.save_file, []
 
-    def full(*args: Any, **options: Any) -> None:
-        calls.append(1)
-        if len(args) > 1 and isinstance(args[1], Path) and "step" not in str(args[1]) and len(calls) < 4:
-            raise OSError(28, "No space left on device")
-        real(*args, **options)
+    def failing(tensors: Any, path: Path) -> None:
+        calls.append(path)
+        Path(path).write_bytes(b"half")
+        if len(calls) == 1:
+            raise problem
+        real(tensors, path)
 
-    monkeypatch.setattr(module.torch, "save", full)
+    monkeypatch.setattr(module.safetensors.torch, "save_file", failing)
     ran = train(recipe(), {4: [MakeSave()], 9: [MakeSave()], 12: [Stop()]}, folder=tmp_path)
     assert ran.status == 0
-    assert any("No space left on device" in e.text and e.level == "error" for e in ran.of(Event))
-    found, _ = saves(tmp_path / "saves")
-    assert found[-1].notes.step == 12
+    [told] = [e.text for e in ran.of(Event) if e.source == "save" and e.level == "error"]
+    assert told.startswith(f"step 4 can't be saved: {getattr(problem, 'strerror', None) or 'MemoryError'}")
+    assert [save.notes.step for save in saves(tmp_path / "saves")[0]] == [9, 12]
     assert not list((tmp_path / "saves").glob(".*"))
 
 

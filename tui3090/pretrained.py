@@ -216,8 +216,11 @@ def write(model: Any, tokenizer: Any, ids: list[int], tokens: int) -> str:
 class FusedLoss:
     """The loss of a causal model by liger-kernel's fused linear cross-entropy, which never holds all logits at once."""
 
-    def __init__(self) -> None:
-        """Raises RecipeError where liger-kernel or a card is missing."""
+    def __init__(self, model: Any) -> None:
+        """Raises RecipeError where liger-kernel or a card is missing, or the model does more with its logits."""
+        for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+            if getattr(model.config, name, None) not in (None, 1):
+                raise RecipeError(f"--liger can't be used with this model, whose {name} changes logits: leave it out.")
         if not torch.cuda.is_available():
             raise RecipeError("--liger needs an NVIDIA card: its kernels run on nothing else. Leave it out.")
         try:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from tui3090.assemble import Job
 from tui3090.recipe import RecipeError
 from tui3090.savefolder import MODEL, TRAINING, Notes, Save
-from tui3090.saves import described, restore_random_state, trained_names
+from tui3090.saves import described, restore_random_state, state_of, trained_names
 from tui3090.schedule import Schedule
 
 IN_FORCE = ("fused", "foreach", "capturable", "differentiable")
@@ -25,7 +25,7 @@ def restore(job: Job, schedule: Schedule, save: Save, optimizer_state: str = "ke
     `optimizer_state`: keep; matching (that of the parameters which both have, by name); new.
     """
     notes, step = save.notes, job.step
-    state = step.model.state_dict()
+    state = state_of(step.model)
     groups = trained_names(step.model, step.optimizer)
     _check_model(notes, state)
     _check_data(notes, job)
@@ -45,7 +45,7 @@ def restore(job: Job, schedule: Schedule, save: Save, optimizer_state: str = "ke
     if tensors.keys() != state.keys():
         raise RecipeError(f"The save {save.name} does not hold the model that its save.json describes.")
     scaler, schedule_state, data, random = parts
-    step.model.load_state_dict(tensors)
+    step.model.load_state_dict(tensors, strict=False)  # all that a save holds is there: its names were compared
     step.optimizer.load_state_dict(optimizer)
     step.scaler.load_state_dict(scaler)
     schedule.load_state_dict(schedule_state if len(groups) == len(notes.trained) else None, notes.step)

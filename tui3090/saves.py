@@ -179,7 +179,7 @@ class Saver:
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Copies of the model's and the training's state in host memory."""
         step = self._job.step
-        state = step.model.state_dict()
+        state = state_of(step.model)
         ties = ties_of(state)
         model = self._copies.of(
             {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in ties}, "model"
@@ -201,7 +201,7 @@ class Saver:
 
     def _notes(self, step: int, planned: int | None, reason: str, healthy: bool, eval_loss: float | None) -> Notes:
         job = self._job
-        state = job.step.model.state_dict()
+        state = state_of(job.step.model)
         if eval_loss is not None and (self.best_eval is None or eval_loss < self.best_eval):
             self.best_eval = eval_loss
         found, _ = saves(self._folder)
@@ -299,6 +299,19 @@ def loadable(state: Any) -> Any:
     except Exception:
         return None
     return state
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """What a save holds of a model: all of it, and of one with PEFT's adapters what is trained, and buffers.
+
+    The base under adapters comes from the recipe; it may be many times their size, and a quantized one can't be loaded.
+    """
+    state: dict[str, Any] = model.state_dict()
+    if not hasattr(model, "peft_config"):
+        return state
+    kept = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    kept |= {name for name, _ in model.named_buffers()}
+    return {name: value for name, value in state.items() if name in kept}
 
 
 def described(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,13 @@ BERT's shapes are Devlin et al. 2018, table 1; GPT-2's are Radford et al. 2019, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -29,22 +32,35 @@ GPT2: dict[str, dict[str, int]] = {
     "small": {},
     "medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16},
 }
+SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 END = "<|endoftext|>"
 
 
 def bert(size: str, texts: list[str], names: Sequence[str]) -> tuple[Any, Any]:
-    """A BERT classifier and a WordPiece tokenizer; the vocabulary is the published one's, 30522, for all but `tiny`."""
+    """A BERT classifier and a WordPiece tokenizer; but for `tiny` the vocabulary has the published size, 30522."""
     shape = {"vocab_size": 2048 if size == "tiny" else 30522, **BERT[size]}
     config = BertConfig(num_labels=len(names), **shape, **pretrained.classes(names))
-    trained = BertWordPieceTokenizer()
-    trained.train_from_iterator(texts, vocab_size=config.vocab_size, show_progress=False)
-    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, **special)
+    made = BertWordPieceTokenizer(_vocabulary(texts, config.vocab_size))
+    special = {f"{name}_token": f"[{name.upper()}]" for name in SPECIAL}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made._tokenizer, **special)
     return BertForSequenceClassification(config), tokenizer
 
 
+def _vocabulary(texts: list[str], size: int) -> dict[str, int]:
+    """The commonest letters and words; the library's own training gives another vocabulary each time."""
+    normal, cut = BertNormalizer(), BertPreTokenizer()
+    words = Counter(word for text in texts for word, _ in cut.pre_tokenize_str(normal.normalize_str(text)))
+    letters: Counter[str] = Counter()
+    for word, count in words.items():
+        letters.update(dict.fromkeys(word, count))
+    common = sorted(letters, key=lambda letter: (-letters[letter], letter))[: size // 4]
+    pieces = [f"[{name.upper()}]" for name in SPECIAL]
+    pieces += [*common, *(f"##{letter}" for letter in common), *sorted(words, key=lambda word: (-words[word], word))]
+    return {piece: number for number, piece in enumerate(list(dict.fromkeys(pieces))[:size])}
+
+
 def gpt2(size: str, texts: list[str]) -> tuple[Any, Any]:
-    """A GPT-2 and a byte-level BPE tokenizer; the vocabulary is the published one's, 50257, for all but `tiny`."""
+    """A GPT-2 and a byte-level BPE tokenizer; but for `tiny` the vocabulary has the published size, 50257."""
     vocabulary = 2048 if size == "tiny" else 50257
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator(texts, vocab_size=vocabulary, special_tokens=[END], show_progress=False)

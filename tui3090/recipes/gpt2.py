@@ -69,7 +69,7 @@ def recipe(
         short = [[*one[: max_length - 1], tokenizer.eos_token_id] for one in ids]
         return textdata.Tokens(short, short)
 
-    loss = pretrained.FusedLoss() if liger else pretrained.causal_loss
+    loss = pretrained.FusedLoss(net) if liger else pretrained.causal_loss
 
     def figures(model: Any, batches: Iterator[Any]) -> dict[str, float | str]:
         written = pretrained.write(model, tokenizer, tokenizer(prompt)["input_ids"], WRITTEN)

@@ -81,7 +81,7 @@ def recipe(
         made = textdata.Tokens([one.ids for one in chats], [one.labels for one in chats])
         return textdata.Packed(made, max_length) if pack else made
 
-    loss = pretrained.FusedLoss() if liger else pretrained.causal_loss
+    loss = pretrained.FusedLoss(net) if liger else pretrained.causal_loss
     asked = evaluation[0].messages[:-1]
 
     def figures(model: Any, batches: Iterator[Any]) -> dict[str, float | str]:
