@@ -257,9 +257,10 @@ class Session:
         """Stop what still runs, and write into run.json how it ended."""
         trainer = self._trainer
         if trainer is not None and trainer.is_alive() and self._interrupts.first is None:
-            # the user left without waiting for the window's end
+            # the user left without waiting for the window's end; one who forced it has waited already
+            forced = self._commands.stop_now.is_set() and not self._commands.saving.is_set()
             self._commands.send(Stop(now=True))
-            trainer.join(LEFT_S)
+            trainer.join(0 if forced else LEFT_S)
         self._view.absorb(self._outlet.drain())
         status = 0 if trainer is None or trainer.exit_status is None else trainer.exit_status
         if self._interrupts.first is not None:
