@@ -204,6 +204,30 @@ def test_a_plan_counts_what_is_left() -> None:
     assert [batch.tolist() for batch in plan.after(6)] == [[6, 7], [8, 9]]
 
 
+def test_a_dataset_of_many_tensors_reaches_its_workers() -> None:
+    """Each shared one would take a descriptor: the forkserver passes on some 250 at the most."""
+    rows = [{"i": torch.tensor(n)} for n in range(600)]
+    source = feed(rows, batch_size=50, shuffle=False)
+    source.set_workers(1)
+    assert taken(source) == list(range(600))
+    assert not source.notes
+    assert not any(row["i"].is_shared() for row in rows)
+    source.close()
+
+
+def test_a_dataset_of_few_tensors_is_shared_with_its_workers() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(8))
+    source = feed(data, collate_fn=_first, shuffle=False)
+    source.set_workers(1)
+    assert taken(source) == list(range(8))
+    assert data.tensors[0].is_shared()
+    source.close()
+
+
+def _first(samples: list[Any]) -> torch.Tensor:
+    return torch.stack([sample[0] for sample in samples])
+
+
 def test_data_that_cannot_be_pickled_is_forked_with_a_warning() -> None:
     source = feed(Numbers(8), collate_fn=lambda samples: torch.tensor([s["i"] for s in samples]), shuffle=False)
     source.set_workers(1)

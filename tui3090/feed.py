@@ -6,15 +6,12 @@ with what the plan has left, so that each sample comes exactly once in an epoch.
 
 from __future__ import annotations
 
-import multiprocessing
-import pickle
 import signal
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
@@ -28,6 +25,7 @@ from torch.utils.data import (
 )
 
 from tui3090 import shm
+from tui3090.handover import Handover
 from tui3090.recipe import Recipe, RecipeError, default_loss, padding_in, samples_in, tokens_in, weigh
 from tui3090.sampling import DATA, ORDER, IndexPlan, OwnStream, SeededCollate, SeededDataset, mix
 
@@ -136,7 +134,7 @@ class Feed:
         """The recipe's `batch_size`."""
         self._halved = False
         self._longer = False
-        self._context: BaseContext | None = None
+        self._handover: Handover | None = None
         self._largest = 0
         """Bytes of the largest batch so far."""
         self._shm_free: int | None = None
@@ -366,8 +364,8 @@ class Feed:
         if self.workers:
             self._shm_free = shm.free()
             self._look_at_shm()
-            self._context = self._context or self._choose_context()
-            common |= {"multiprocessing_context": self._context, "worker_init_fn": _ready_worker}
+            self._handover = self._handover or Handover(self.dataset, self._collate, self.notes)
+            common |= {"multiprocessing_context": self._handover.context, "worker_init_fn": _ready_worker}
             common |= {"prefetch_factor": shm.BATCHES_A_WORKER}
         if self._plan is None:
             if self._loader_given is None:
@@ -380,28 +378,17 @@ class Feed:
             return
         plan, taken = self._plan, self.taken
         self._indices = plan.after(taken)
+        dataset = self._seeded_dataset()
+        if self.workers and self._handover is not None:
+            dataset.dataset = self._handover.wrapped(self.dataset)
         self._iterator = iter(
             DataLoader(
-                self._seeded_dataset(),
+                dataset,
                 batch_sampler=(batch.tolist() for batch in plan.after(taken)),
                 collate_fn=SeededCollate(self._collate),
                 **common,
             )
         )
-
-    def _choose_context(self) -> BaseContext:
-        """forkserver: a fork of this process would inherit its threads' locks. fork where the data can't be pickled."""
-        try:
-            pickle.dumps((self.dataset, self._collate))
-        except Exception as error:
-            self.notes.append(
-                f"Loader workers are forked, which can hang a process with threads: the dataset or collate_fn can't be "
-                f"pickled ({type(error).__name__}: {error}). Define its classes and functions at a module's top level."
-            )
-            return multiprocessing.get_context("fork")
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.utils.data"])  # else every worker imports torch again
-        return context
 
 
 def _is_workers_death(error: Exception) -> bool:

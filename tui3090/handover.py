@@ -1,0 +1,73 @@
+"""How loader workers are started, and how the dataset reaches them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+MOST_SHARED = 128
+"""Tensors that a dataset may hold and share with its workers. Each takes a file descriptor in every process: the
+forkserver passes on no more than 250, and many systems open no more than 1024."""
+
+
+class Handover:
+    """The start method for workers of `dataset` and `collate`, chosen once; `notes` takes a sentence where it is fork.
+
+    forkserver: a fork of this process would inherit its threads' locks. fork where the data can't be pickled.
+    """
+
+    def __init__(self, dataset: Dataset[Any], collate: Any, notes: list[str]) -> None:
+        self.context: BaseContext
+        counter = _Counter(_Nowhere())
+        try:
+            counter.dump((dataset, collate))
+        except Exception as error:
+            notes.append(
+                f"Loader workers are forked, which can hang a process with threads: the dataset or collate_fn can't be "
+                f"pickled ({type(error).__name__}: {error}). Define its classes and functions at a module's top level."
+            )
+            self.context, self._by_value = multiprocessing.get_context("fork"), False
+            return
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.utils.data"])  # else every worker imports torch again
+        self.context, self._by_value = context, counter.tensors > MOST_SHARED
+
+    def wrapped(self, dataset: Dataset[Any]) -> Dataset[Any]:
+        """The dataset as a loader with workers is given it: of many tensors each worker gets a copy."""
+        return _ByValue(dataset) if self._by_value else dataset
+
+
+class _ByValue(Dataset[Any]):
+    """Becomes the dataset itself in a worker, its tensors copied rather than moved to shared memory."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+        self._pickled: bytes | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._pickled = self._pickled or pickle.dumps(self._dataset)
+        return pickle.loads, (self._pickled,)
+
+
+class _Counter(pickle.Pickler):
+    """Counts the tensors that it pickles."""
+
+    tensors = 0
+
+    def reducer_override(self, given: Any) -> Any:
+        """Leave the pickling to the object."""
+        self.tensors += isinstance(given, torch.Tensor)
+        return NotImplemented
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        """Drop it."""
+        return len(data)
