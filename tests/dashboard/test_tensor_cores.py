@@ -9,7 +9,7 @@ from hypothesis import given
 from tests.dashboard.views import HOSTILE, NOW, SIZES, any_view, assert_fits, role_of, started, step, texts, view
 from tui3090.dashboard.panels import tensor_cores
 from tui3090.dashboard.view import View
-from tui3090.records import Changed, Profiled, Reading
+from tui3090.records import Changed, Profiled, Reading, State
 
 GEFORCE = Reading(time=NOW - 0.5, tensor_core_source="a GeForce has no such counters")
 
@@ -78,6 +78,16 @@ def test_counters_have_source_and_age_and_the_units_beside_them() -> None:
         "kernels n/a: none profiled yet, r reads now",
         "SMs busy 92 %   memory bandwidth 41 %",
     ]
+
+
+def test_a_long_source_is_not_cut() -> None:
+    reading = Reading(
+        time=NOW - 0.5, util=1.0, tensor_core=0.15, tensor_core_source="GPM counters, whole card", tensor_core_time=NOW
+    )
+    seen = view(started(), step(), reading, State(time=NOW, state="stopped"))
+    told = texts(tensor_cores.rows(seen, 56, 5, NOW))[1]
+    assert told.startswith("TC busy 15 % (GPM counters, whole card, at ")
+    assert told.endswith(")")
 
 
 def profiled(**changes: Any) -> Profiled:

@@ -37,7 +37,7 @@ def note(view: View, now: float) -> str:
 def rows(view: View, width: int, height: int, now: float) -> list[Row]:
     """Achieved FLOPs, counters, the kernels of a profiled step, what could use the Tensor Cores and does not."""
     achieved = shown(_achieved(view), width, height, steps_stale(view, now))
-    counters = _counters(view, now)
+    counters = _counters(view, now, width)
     counted = view.reading is not None and view.reading.tensor_core is not None
     others = [counters] if counted else []
     others += [_profiled(view, width, now), *_beside(view, width), *_missed(view, width)]
@@ -52,7 +52,8 @@ def line(view: View, width: int, now: float) -> Row:
     profiled = view.profiled is not None and view.profiled.tensor_core_share is not None
     if profiled and not counted:
         return shown([beside([_achieved(view, brief=True)[0], _profiled(view, 0, now)], width)], width, 1)[0]
-    return shown([beside([_achieved(view, brief=counted)[0], _counters(view, now)], width)], width, 1)[0]
+    achieved = _achieved(view, brief=counted)[0]
+    return shown([beside([achieved, _counters(view, now, width - row_width(achieved) - 3)], width)], width, 1)[0]
 
 
 def _rate(view: View) -> _Rate | None:
@@ -105,7 +106,7 @@ def _no_peak(view: View) -> str:
     return "this card's peak is not known"
 
 
-def _counters(view: View, now: float) -> Row:
+def _counters(view: View, now: float, width: int) -> Row:
     """The hardware counters' reading, with its source and age."""
     reading = view.reading
     if reading is None:
@@ -114,8 +115,11 @@ def _counters(view: View, now: float) -> Row:
     if reading.tensor_core is None:
         return [(f"counters {UNKNOWN}: {source or 'this machine gives none'}", "dim")]
     old = age(view, reading.time if reading.tensor_core_time is None else reading.tensor_core_time, now)
-    busy = f"Tensor Cores busy {percent(reading.tensor_core)}"
-    return [(busy, "dim" if old.startswith("stale") else "bold"), (f" ({source or 'counters'}, {old})", "dim")]
+    share = f"busy {percent(reading.tensor_core)}"
+    told: Row = [(f" ({source or 'counters'}, {old})", "dim")]
+    role = "dim" if old.startswith("stale") else "bold"
+    full: Row = [(f"Tensor Cores {share}", role), *told]
+    return full if row_width(full) <= width else [(f"TC {share}", role), *told]
 
 
 def _profiled(view: View, width: int, now: float) -> Row:
