@@ -109,8 +109,7 @@ class Replay:
         """Before an eager pass: release the graphs if what they hold may be missed."""
         if not self.live:
             return
-        free, _ = torch.cuda.mem_get_info(self.step.device)
-        if free < self.pool_bytes:
+        if _room(self.step.device) < self.pool_bytes:
             self.release()
             self._say("graphs released to make room for an eager pass; they are captured again after it")
 
@@ -315,6 +314,13 @@ class Replay:
             return None
         self._measure_pool()
         return update
+
+
+def _room(device: torch.device) -> float:
+    """Bytes that the allocator may still take: what the card has free, or what a cap on the allocator leaves."""
+    free, total = torch.cuda.mem_get_info(device)
+    cap = total * torch.cuda.get_per_process_memory_fraction(device)
+    return min(free, cap - torch.cuda.memory_reserved(device))
 
 
 @contextmanager
