@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tui3090.sampling import host_states, restore_host
+
 SMALL = 1 << 16
 """Elements of a buffer above which it is taken for a table or a mask, which no forward pass changes."""
 
@@ -29,7 +31,7 @@ class Rewind:
 
     def mark(self) -> None:
         """From here a window may be run again."""
-        self._host = torch.get_rng_state()
+        self._host = host_states()  # the model may draw from any of them
         if self._card is not None:
             self._offset = self._card.get_offset()  # the seed does not move
         if self._state:
@@ -37,7 +39,7 @@ class Rewind:
 
     def back(self) -> None:
         """Everything as it was at the mark."""
-        torch.set_rng_state(self._host)
+        restore_host(self._host)
         if self._card is not None:
             self._card.set_offset(self._offset)
         if self._state:

@@ -186,7 +186,11 @@ class SeededDataset(Dataset[Any]):
         samples.seed = mix(self.seed, *indices[:1])
         with seeded(samples.seed):
             if hasattr(self.dataset, "__getitems__"):
-                samples.extend(self.dataset.__getitems__(indices))
+                try:
+                    samples.extend(self.dataset.__getitems__(indices))
+                except Exception as error:
+                    one_of = ", ".join(map(str, indices))
+                    raise SampleError(f"one of the samples {one_of}: {type(error).__name__}: {error}") from error
                 return samples
             for index in indices:
                 _seed(mix(self.seed, index))

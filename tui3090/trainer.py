@@ -77,6 +77,8 @@ class Trainer:
         """Samples of the epoch before the window that is running; None: none is."""
         self.updating = False
         """Whether an optimizer's step is being launched, which may have changed weights."""
+        self.evaluated = False
+        """Whether the epoch is over and was evaluated."""
         self._last_end: torch.cuda.Event | None = None
         self.shortage = ""
         """What torch said when memory was full the last time, explained."""
@@ -109,9 +111,13 @@ class Trainer:
             return error.code if isinstance(error.code, int) else int(error.code is not None)
         except torch.OutOfMemoryError as error:
             traceback.print_exc()
+            self._keep("failed")
             sentence = (
                 f"The card's memory was full in the optimizer's step {self.step + 1}, which may have changed weights, "
                 "so it can't be run again: start with --checkpointing all, --amp bf16 or a smaller batch size."
+                if self.updating
+                else "The card's memory was full outside of a step (output.log says where): other processes hold "
+                "it, or the model with its optimizer's state is too large for it."
             )
             self.tell.state("failed", f"{sentence} {explained(str(error))}".rstrip())
             return 1 if self.step else 2
@@ -164,23 +170,26 @@ class Trainer:
             while True:
                 self._boundary()
                 if self._enough():
-                    return self._evaluate()
+                    return self._evaluate(ends_epoch=job.feed.batches_left() == 0)
                 began, taken = time.perf_counter(), job.feed.taken
                 window = job.feed.next_window(job.settings.accumulate)
                 if window is None:
                     break
                 self.tell_of_data()
                 self.unfinished = taken
+                self.rewind.mark()
                 with self.looks.at(window) as alone:
                     self._run_window(window, time.perf_counter() - window.wait_s if alone else began)
                 self.unfinished = None
             if not job.feed.taken:
                 number = job.feed.epoch + 1
                 raise RecipeError(f"train_data gave nothing in epoch {number}: it must be iterable again and again.")
-            self._evaluate()
+            if not self.evaluated:  # a save that was made after it goes on here
+                self._evaluate(ends_epoch=True)
             if job.max_steps is None and job.feed.epoch + 1 >= job.recipe.epochs:
                 return
             job.feed.start_epoch(job.feed.epoch + 1)
+            self.evaluated = False
 
     def _run_window(self, window: Window, began: float) -> None:
         """Everything that one optimizer step launches; the outcome of the window before is looked at in the middle."""
@@ -221,7 +230,6 @@ class Trainer:
 
     def _accumulate(self, window: Window) -> bool | None:
         """Forward and backward of every micro-batch; whether all of them ran by replay. None: memory was full."""
-        self.rewind.mark()
         not_compiled, self._flops.ran_out = "", False
         try:
             return self._accumulated(window)
@@ -358,7 +366,7 @@ class Trainer:
             self.watchdog.reset()
         self.tell.state("training")
 
-    def _evaluate(self, asked: bool = False) -> None:
+    def _evaluate(self, asked: bool = False, ends_epoch: bool = False) -> None:
         """Measure the loss on the eval data; without any, say so if it was asked for."""
         self.interrupt()
         if self.job.recipe.eval_data is None:
@@ -381,6 +389,7 @@ class Trainer:
             self.tell.emit(evaluated)
             if evaluated.loss is not None and not asked:  # looking at it changes nothing
                 self.schedule.evaluated(evaluated.loss)
+            self.evaluated = ends_epoch
             self.keeper.if_best(evaluated.loss)
         self.tell.state("training")
 

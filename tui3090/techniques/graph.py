@@ -10,8 +10,6 @@ warms the libraries up, keeps a second real batch to check the capture with, and
 from __future__ import annotations
 
 import gc
-import random
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -23,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from tui3090.sampling import host_states, restore_host
 from tui3090.settings import Settings
 from tui3090.techniques.masks import MaskAnswers
 
@@ -377,9 +376,7 @@ def _restored(model: torch.nn.Module, device: torch.device) -> Iterator[Callable
     Python's and the CPU's generators are put back only at the end: what a capture bakes in of them must differ from
     what eager drew, or it would not be noticed.
     """
-    numpy = sys.modules.get("numpy")
-    card, host, python = torch.cuda.get_rng_state(device), torch.get_rng_state(), random.getstate()
-    numpy_state = numpy.random.get_state() if numpy else None
+    card, host = torch.cuda.get_rng_state(device), host_states()
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
     def rewind() -> None:
@@ -391,7 +388,4 @@ def _restored(model: torch.nn.Module, device: torch.device) -> Iterator[Callable
         yield rewind
     finally:
         rewind()
-        torch.set_rng_state(host)
-        random.setstate(python)
-        if numpy and numpy_state is not None:
-            numpy.random.set_state(numpy_state)
+        restore_host(host)
