@@ -32,6 +32,10 @@ from tui3090.recipe import Recipe, RecipeError, default_loss, padding_in, sample
 from tui3090.sampling import DATA, ORDER, IndexPlan, OwnStream, SeededCollate, SeededDataset, mix
 
 
+class WorkerDied(RecipeError):
+    """A loader worker is gone; its text says what may have killed it."""
+
+
 @dataclass(slots=True)
 class MicroBatch:
     """What one forward and backward works on."""
@@ -327,7 +331,7 @@ class Feed:
             if not self.workers or not _is_workers_death(error):
                 raise
             awaited = next(self._indices, torch.empty(0)).tolist()
-            raise RecipeError(shm.worker_died(error, awaited)) from error
+            raise WorkerDied(shm.worker_died(error, awaited)) from error
         self._waited += time.perf_counter() - began
         if batch is None:
             return None

@@ -15,7 +15,7 @@ import torch
 
 from tui3090.assemble import Job, assemble
 from tui3090.evaluation import evaluate
-from tui3090.feed import Window
+from tui3090.feed import Window, WorkerDied
 from tui3090.keeping import Keeper, export_result
 from tui3090.ledger import FlopTally, Ledger, Running
 from tui3090.link import Commands
@@ -47,6 +47,9 @@ from tui3090.techniques.compile import why_failed
 from tui3090.techniques.graph import Replay
 from tui3090.telling import Teller
 from tui3090.watchdog import Gradients, Watchdog
+
+HEARD_S = 1.0
+"""How long after a signal training has been asked to stop at the latest."""
 
 
 class Stopped(Exception):
@@ -95,7 +98,10 @@ class Trainer:
             try:
                 self._train()
                 ended = "finished", f"after {self.step} steps"
-            except Stopped:
+            except (Stopped, WorkerDied) as error:
+                # a SIGTERM to all processes of the run ends its workers before training hears of it
+                if isinstance(error, WorkerDied) and not self.commands.stop.wait(HEARD_S):
+                    raise
                 ended = "stopped", f"by you, after {self.step} steps"
             self._keep("the end" if ended[0] == "finished" else "stopped")
             export_result(self)

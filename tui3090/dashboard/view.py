@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from tui3090.advice import Advice, advise
+from tui3090.dashboard import told
 from tui3090.facts import Facts
 from tui3090.gains import Gains
 from tui3090.records import (
@@ -35,7 +36,7 @@ from tui3090.records import (
     State,
     StepRecord,
 )
-from tui3090.settings import BY_NAME, Settings, Value, named
+from tui3090.settings import BY_NAME, Settings, Value
 
 SMOOTHING = 0.02
 """Weight of a new loss in the smoothed one."""
@@ -318,10 +319,10 @@ class View:
                     self.phases.clear()
                     self.profiled = self.activations = None
                     self._settled(record.technique, record.new)
-                    told = _in_force(record)
-                    self.events.append(told)
+                    event = told.in_force(record)
+                    self.events.append(event)
                     if self.live:
-                        self.answer, self.answer_time = told.text, told.time
+                        self.answer, self.answer_time = event.text, event.time
                 case Gain():
                     self._brought(record)
                 case Refused():
@@ -342,12 +343,12 @@ class View:
                         self._settled(record.technique, None)
                 case Saved():
                     self.saved = record
-                    self.events.append(_saved(record))
+                    self.events.append(told.saved(record))
                 case Resumed():
                     self._back_to(record)
                 case Evaluated():
                     self.evaluated.append(record)
-                    self.events.append(_evaluated(record))
+                    self.events.append(told.evaluated(record))
                 case Event():
                     self.events.append(record)
                     self.warnings += record.level != "info"
@@ -372,10 +373,10 @@ class View:
             while kept and kept[-1].step > record.step:
                 kept.pop()
         self.gains = {key: gain for key, gain in self.gains.items() if gain.step <= record.step}
-        told = f"goes on from {record.name}, step {record.step}"
-        self.events.append(Event(time=record.time, level="info", source="save", text=told))
+        where = f"goes on from {record.name}, step {record.step}"
+        self.events.append(Event(time=record.time, level="info", source="save", text=where))
         if self.live:
-            self.answer, self.answer_time = f"Training {told}.", record.time
+            self.answer, self.answer_time = f"Training {where}.", record.time
 
     def _settled(self, technique: str, value: Value | None) -> None:
         """Forget what was asked for, now that it is in force or (None) can't be."""
@@ -405,26 +406,3 @@ class View:
                 self.skip_reasons[record.skipped] = self.skip_reasons.get(record.skipped, 0) + record.steps
         if record.skipped != "no labels":
             self.loss.add(record.step, record.loss, record.steps)
-
-
-def _in_force(change: Changed) -> Event:
-    """A change as the log tells it."""
-    title, old, new = named(change.technique, change.old, change.new)
-    text = f"{title} {old} → {new}, in force from step {change.step}"
-    return Event(time=change.time, level="info", source=change.origin, text=text)
-
-
-def _saved(save: Saved) -> Event:
-    """A save as the log tells it."""
-    text = (
-        f"step {save.step} in {save.seconds:.1f} s, training waited {save.waited_s:.2f} s → saves/{save.name} "
-        f"({save.reason})"
-    )
-    return Event(time=save.time, level="info", source="save", text=text)
-
-
-def _evaluated(evaluation: Evaluated) -> Event:
-    """An evaluation as the log tells it."""
-    loss = "n/a: no batch has a label" if evaluation.loss is None else f"{evaluation.loss:.4g}"
-    text = f"step {evaluation.step}: loss {loss}  {evaluation.metrics}".rstrip() + f", {evaluation.seconds:.1f} s"
-    return Event(time=evaluation.time, level="info", source="eval", text=text)

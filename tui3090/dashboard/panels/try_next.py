@@ -52,4 +52,4 @@ def _what(advice: Advice) -> Row:
 def _nothing(view: View) -> str:
     if view.facts.steady:
         return "nothing: no figure of this run stands out"
-    return "comes with the figures of some steps"
+    return "nothing: too few steps to tell" if view.over else "nothing yet: it takes the figures of some steps"
