@@ -11,10 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from tui3090.advice import Advice, advise
-from tui3090.facts import Facts
-from tui3090.gains import Gains
 from tui3090.records import (
     OVER,
     Activations,
@@ -36,6 +34,11 @@ from tui3090.records import (
     StepRecord,
 )
 from tui3090.settings import BY_NAME, Settings, Value, named
+
+if TYPE_CHECKING:
+    from tui3090.advice import Advice
+    from tui3090.facts import Facts
+    from tui3090.gains import Gains
 
 SMOOTHING = 0.02
 """Weight of a new loss in the smoothed one."""
@@ -220,10 +223,10 @@ class View:
     changes: deque[Changed] = field(default_factory=lambda: deque(maxlen=200))
     gains: dict[tuple[int, str, Value], Gain] = field(default_factory=dict)
     """Step, technique and new value of a change -> what it brought, once that is known."""
-    measuring: Gains = field(default_factory=Gains)
-    """For its progress, and for the gains of a log that holds none."""
-    facts: Facts = field(default_factory=Facts)
-    """What advice is drawn from."""
+    _measuring: Gains | None = None
+    """For its progress, and for the gains of a log that holds none; None: no record has come."""
+    _facts: Facts | None = None
+    """What advice is drawn from; None: no record has come."""
     _advice: list[Advice] = field(default_factory=list)
     _advised: tuple[float, int] = (-math.inf, 0)
     """Time and number of changes when it was last drawn."""
@@ -277,11 +280,25 @@ class View:
 
     def advice(self) -> list[Advice]:
         """What to try next; drawn anew after a change and every `ADVISE_S`, by the records' time."""
+        if self._facts is None:
+            return []
+        from tui3090.advice import advise
+
         last = self.reading.time if self.reading is not None else self.step.time if self.step is not None else 0.0
-        changes = len(self.facts.gains) + len(self.changes)
+        changes = len(self._facts.gains) + len(self.changes)
         if not abs(last - self._advised[0]) < ADVISE_S or changes != self._advised[1]:
-            self._advice, self._advised = advise(self.facts), (last, changes)
+            self._advice, self._advised = advise(self._facts), (last, changes)
         return self._advice
+
+    @property
+    def advisable(self) -> bool:
+        """Whether there are figures enough to draw advice from."""
+        return self._facts is not None and self._facts.steady
+
+    @property
+    def measured(self) -> tuple[int, int] | None:
+        """Samples that the newest change has, and how many it needs; None: nothing is being measured."""
+        return self._measuring.progress if self._measuring is not None else None
 
     def _recent_seconds(self) -> float:
         return sum([step.seconds * step.steps for step in self.recent])
@@ -293,8 +310,14 @@ class View:
             any_ = True
             if self.first_time is None:
                 self.first_time = record.time
-            self.facts.absorb(record)
-            if (gain := self.measuring.absorb(record)) is not None:
+            if self._facts is None or self._measuring is None:
+                # not at the top: the first paint would wait for what only records need
+                from tui3090.facts import Facts
+                from tui3090.gains import Gains
+
+                self._facts, self._measuring = Facts(), Gains()
+            self._facts.absorb(record)
+            if (gain := self._measuring.absorb(record)) is not None:
                 self._brought(gain)
             match record:
                 case StepRecord():
