@@ -56,5 +56,5 @@ class Terminal:
 tui3090.cli.parse_options(tui3090.cli.bundled("gpt"), ["--size", "small"])
 first_paint(Terminal(), View(name="run"))
 """
-    needless = {"tui3090.advice", "tui3090.facts", "tui3090.gains", "statistics", "textual", "torch", "numpy"}
+    needless = {"tui3090.advice", "tui3090.facts", "tui3090.dashboard.app", "textual", "torch", "numpy"}
     assert not needless & names_after(paint)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from tui3090.gains import Gains
 from tui3090.records import (
     OVER,
     Activations,
@@ -38,7 +39,6 @@ from tui3090.settings import BY_NAME, Settings, Value, named
 if TYPE_CHECKING:
     from tui3090.advice import Advice
     from tui3090.facts import Facts
-    from tui3090.gains import Gains
 
 SMOOTHING = 0.02
 """Weight of a new loss in the smoothed one."""
@@ -223,8 +223,8 @@ class View:
     changes: deque[Changed] = field(default_factory=lambda: deque(maxlen=200))
     gains: dict[tuple[int, str, Value], Gain] = field(default_factory=dict)
     """Step, technique and new value of a change -> what it brought, once that is known."""
-    _measuring: Gains | None = None
-    """For its progress, and for the gains of a log that holds none; None: no record has come."""
+    measuring: Gains = field(default_factory=Gains)
+    """For its progress, and for the gains of a log that holds none."""
     _facts: Facts | None = None
     """What advice is drawn from; None: no record has come."""
     _advice: list[Advice] = field(default_factory=list)
@@ -295,11 +295,6 @@ class View:
         """Whether there are figures enough to draw advice from."""
         return self._facts is not None and self._facts.steady
 
-    @property
-    def measured(self) -> tuple[int, int] | None:
-        """Samples that the newest change has, and how many it needs; None: nothing is being measured."""
-        return self._measuring.progress if self._measuring is not None else None
-
     def _recent_seconds(self) -> float:
         return sum([step.seconds * step.steps for step in self.recent])
 
@@ -310,14 +305,12 @@ class View:
             any_ = True
             if self.first_time is None:
                 self.first_time = record.time
-            if self._facts is None or self._measuring is None:
-                # not at the top: the first paint would wait for what only records need
-                from tui3090.facts import Facts
-                from tui3090.gains import Gains
+            if self._facts is None:
+                from tui3090.facts import Facts  # not at the top: the first paint would wait for it
 
-                self._facts, self._measuring = Facts(), Gains()
+                self._facts = Facts()
             self._facts.absorb(record)
-            if (gain := self._measuring.absorb(record)) is not None:
+            if (gain := self.measuring.absorb(record)) is not None:
                 self._brought(gain)
             match record:
                 case StepRecord():

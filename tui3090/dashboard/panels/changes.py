@@ -143,7 +143,7 @@ def _unmeasured(view: View, change: Changed) -> str:
         return "measured with the next one" if same else "not measured: too few steps before the next"
     if view.over:
         return "not measured: too few steps"
-    progress = view.measured
+    progress = view.measuring.progress
     if progress is None:
         return "not measured: too few steps before it"
     done, samples = progress
