@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from tui3090 import garbage
 from tui3090.assemble import Job, assemble
 from tui3090.evaluation import evaluate
 from tui3090.feed import Window, WorkerDied
@@ -83,6 +84,8 @@ class Trainer:
         self.evaluated = False
         """Whether the epoch is over and was evaluated."""
         self._last_end: torch.cuda.Event | None = None
+        self._settled_in = False
+        """Whether what a run makes at its start and keeps was set aside."""
         self.shortage = ""
         """What torch said when memory was full the last time, explained."""
         self.step = 0
@@ -134,6 +137,7 @@ class Trainer:
             self.tell.state("failed", describe(error, self.plan.recipe))
             return 1 if self.step else 2
         finally:
+            garbage.restore()
             if hasattr(self, "job"):
                 self.job.feed.close()
 
@@ -212,7 +216,8 @@ class Trainer:
         if micro_batches:
             job.step.mark("optimizer")
             self.updating = True
-            self.runner.update()
+            with garbage.later():
+                self.runner.update()
             self.updating = False
             job.step.mark("end")
         self._last_end = self._mark()
@@ -260,7 +265,8 @@ class Trainer:
 
     def _accumulated(self, window: Window) -> bool:
         micro_batches, replayed = window.weighed, 0
-        self.runner.prepare(micro_batches)
+        with garbage.later():
+            self.runner.prepare(micro_batches)
         for number, micro in enumerate(micro_batches):
             if self.commands.stop_now.is_set():
                 raise Stopped
@@ -269,7 +275,7 @@ class Trainer:
                 self.runner.accumulate(micro, share, first)
                 replayed += 1
             else:
-                with self._flops.counting(micro, self.job.settings):
+                with self._flops.counting(micro, self.job.settings), garbage.later():
                     self.runner.accumulate(micro, share, first)
         return 0 < replayed == len(micro_batches)
 
@@ -336,6 +342,10 @@ class Trainer:
 
     def _boundary(self) -> None:
         """Take what was asked for since the last window began; while paused, by key or alarm, wait here for more."""
+        if self.step and not self._settled_in:
+            self._settled_in = True
+            self.interrupt()  # the pause is no window's time
+            garbage.freeze()
         self.keeper.if_due()
         alarm = self.watchdog.alarm
         paused, why = alarm is not None, alarm.paused if alarm is not None else ""

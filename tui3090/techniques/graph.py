@@ -9,7 +9,6 @@ warms the libraries up, keeps a second real batch to check the capture with, and
 
 from __future__ import annotations
 
-import gc
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from tui3090 import garbage
 from tui3090.sampling import host_states, restore_host
 from tui3090.settings import Settings
 from tui3090.techniques.masks import MaskAnswers
@@ -101,7 +101,7 @@ class Replay:
         self.step.keep_gradients = False
         if had:
             torch.cuda.synchronize(self.step.device)  # nothing may still be replaying; this is no step's hot path
-            gc.collect()
+            garbage.collect()
             torch.cuda.empty_cache()
 
     def make_room(self) -> None:
