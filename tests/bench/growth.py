@@ -95,9 +95,7 @@ class Narrow(nn.Module):
 def narrow(depth: int = 12, batch: int = 1, shapes: int = 1) -> Recipe:
     """A model with next to no arithmetic, on samples that cost next to nothing."""
     samples: Any = Samples(batch, shapes)
-    return prepared(
-        Recipe(model=Narrow(depth), train_data=samples, loss=gpt.loss, batch_size=batch, shuffle=False)
-    )
+    return prepared(Recipe(model=Narrow(depth), train_data=samples, loss=gpt.loss, batch_size=batch, shuffle=False))
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,11 @@ def _lengths() -> Curve:
     for steps in LENGTHS:
         every = [of_length(steps) for _ in range(1 if steps > 100_000 else 3)]
         figure = Figure(0.0, statistics.median(every), min(every), max(every))
-        print(f"| {steps:,} steps, the last tenth | log and view | | {figure.added:.3f} | {min(every):.3f} to {max(every):.3f} |", flush=True)
+        print(
+            f"| {steps:,} steps, the last tenth | log and view | | {figure.added:.3f} | "
+            f"{min(every):.3f} to {max(every):.3f} |",
+            flush=True,
+        )
         curve.points.append((steps, figure.added, figure.low, figure.high))
     return curve
 

@@ -59,7 +59,9 @@ def _panel(panel: Panel) -> list[str]:
     def at(x: float, y: float) -> tuple[float, float]:
         return (math.log(x) - first) / (last - first) * WIDE, HIGH * (1 - (y - low) / (high - low))
 
-    parts = [f'<text x="{WIDE / 2}" y="-36" font-size="13" font-weight="bold" text-anchor="middle">{panel.title}</text>']
+    parts = [
+        f'<text x="{WIDE / 2}" y="-36" font-size="13" font-weight="bold" text-anchor="middle">{panel.title}</text>'
+    ]
     for tick in ticks:
         y = at(xs[0], tick)[1]
         parts.append(f'<path d="M0 {y:.1f}H{WIDE}" stroke="#ddd"/>')
