@@ -141,7 +141,7 @@ def lightning_trainer(recipe: Recipe, device: torch.device, settings: Settings) 
             return recipe.loss(self.model, batch)
 
         def configure_optimizers(self) -> Any:
-            """The same as everybody's, but under AMP not fused: Lightning does not clip the gradients of that one there."""
+            """The same as everybody's, but under AMP not fused: there Lightning does not clip with a fused one."""
             return _adamw(recipe, fused=settings.amp == "off")
 
     class Boundary(lightning.Callback):  # type: ignore[misc, name-defined]
