@@ -264,13 +264,13 @@ class Trainer:
         return self._accumulate(window)
 
     def _accumulated(self, window: Window) -> bool:
-        micro_batches, replayed = window.weighed, 0
+        micro_batches, weight, replayed = window.weighed, window.weight, 0
         with garbage.later():
             self.runner.prepare(micro_batches)
         for number, micro in enumerate(micro_batches):
             if self.commands.stop_now.is_set():
                 raise Stopped
-            share, first = micro.weight / window.weight, number == 0
+            share, first = micro.weight / weight, number == 0
             if isinstance(self.runner, Replay) and self.runner.replays(micro):
                 self.runner.accumulate(micro, share, first)
                 replayed += 1
