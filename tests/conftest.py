@@ -41,12 +41,13 @@ class ScriptedCommands(Commands):
     def __init__(self, script: Mapping[int, Sequence[Command]]) -> None:
         super().__init__()
         self._script = script
-        self._window = 0
+        self.taken = 0
+        """Boundaries that came."""
 
     def take(self) -> list[Command]:
         """The commands of the window that is about to begin."""
-        due = list(self._script.get(self._window, ()))
-        self._window += 1
+        due = list(self._script.get(self.taken, ()))
+        self.taken += 1
         if any(isinstance(command, Stop) for command in due):
             self.stop.set()
         return due

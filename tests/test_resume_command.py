@@ -29,6 +29,7 @@ def notes(**changes: Any) -> Notes:
     values: dict[str, Any] = {
         "number": 1, "step": 40, "time": 5.0, "reason": "key s", "healthy": True, "eval_loss": None, "best_eval": None,
         "epoch": 0, "taken": 160, "batch_size": 4, "whole_batch": 4, "rows": 999, "seed": 11, "planned": 60,
+        "left": 20, "evaluated": False,
         "settings": "amp=bf16 accumulate=2", "model": "GPT", "optimizer": "AdamW", "tensors": {}, "ties": {},
         "trained": [], "torch": "2.13", "files": {},
     }  # fmt: skip

@@ -254,6 +254,7 @@ def run(arguments: argparse.Namespace) -> int:
         terminal.close()
         if status is not None:
             return status
+    folder.hold()
     from tui3090.session import Session
 
     return Session(plan, folder, arguments.headless, arguments.exit, guardian, arguments.notify or "").run()

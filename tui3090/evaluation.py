@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from tui3090.assemble import Job
 from tui3090.feed import move
 from tui3090.recipe import weigh
 from tui3090.records import Evaluated
+from tui3090.sampling import host_states, restore_host
 from tui3090.techniques.amp import autocast
 from tui3090.techniques.tf32 import matmuls
 
@@ -65,7 +65,7 @@ def _inference(job: Job) -> Iterator[None]:
     """Eval mode, no gradients, the precision in force; afterwards training goes on as if nothing had been."""
     model, device = job.step.model, job.step.device
     training = [module for module in model.modules() if module.training]
-    python, host = random.getstate(), torch.get_rng_state()
+    host = host_states()
     card = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     model.eval()
     try:
@@ -74,7 +74,6 @@ def _inference(job: Job) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-        random.setstate(python)
-        torch.set_rng_state(host)
+        restore_host(host)
         if card is not None:
             torch.cuda.set_rng_state(card, device)

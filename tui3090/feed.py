@@ -123,11 +123,15 @@ class Feed:
         """Samples in a micro-batch at the most; halved when the card's memory is full."""
         self._collate = recipe.collate_fn or (given.collate_fn if given is not None else default_collate)
         self._plan: IndexPlan | None = None
+        self._whole_plan: IndexPlan | None = None
+        """Before its batches were made smaller."""
         self._iterator: Iterator[Any] = iter(())
         self._indices: Iterator[torch.Tensor] = iter(())
         self._ahead: deque[MicroBatch] = deque()
         self._own_stream: OwnStream | None = None
         self._side: torch.cuda.Stream | None = None
+        self._fetched = 0
+        """Samples of this epoch that came from the loader, those that wait included."""
         self._waited = 0.0
         self._starting = False
         self.whole_batch = self.batch_size
@@ -156,7 +160,7 @@ class Feed:
     def start_epoch(self, epoch: int, taken: int = 0) -> None:
         """Begin an epoch, or go on in it after `taken` samples. Raises RecipeError when it holds no batch."""
         self.epoch, self.taken = epoch, taken
-        self._plan = self._make_plan(epoch) if self.indexed else None
+        self._plan = self._whole_plan = self._make_plan(epoch) if self.indexed else None
         if self._plan is not None and self._halved:
             self._plan = self._plan.at_most(self.batch_size)
         if self._plan is not None and not len(self._plan.ends):
@@ -164,9 +168,13 @@ class Feed:
         self._restart()
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What an iterable dataset of this process tells of where it is; None: it is found again by counting."""
+        """What an iterable dataset of this process tells of where it is; None: it is found again by counting.
+
+        It tells nothing of use while it is ahead of the windows: batches wait, or a window was broken off.
+        """
         tell = getattr(self.dataset, "state_dict", None)
-        if self.indexed or self.workers or self._ahead or tell is None or self._own_stream is None:
+        ahead = self._fetched != self.taken
+        if self.indexed or self.workers or ahead or tell is None or self._own_stream is None:
             return None
         return {"dataset": tell(), "drawn": self._own_stream.state_dict()}
 
@@ -189,7 +197,7 @@ class Feed:
         self.start_epoch(epoch)
         if told is not None and self._own_stream is not None:
             self._own_stream.load_state_dict(told["drawn"])
-            self.taken = taken
+            self.taken = self._fetched = taken
             return
         if taken:
             self.notes.append(f"the first {taken} samples of this epoch are gone through to find where the run was")
@@ -267,7 +275,7 @@ class Feed:
 
         None: they hold one sample each, or can't be fetched again because the dataset is iterable.
         """
-        if self._plan is None or self.batch_size == 1:
+        if self._plan is None or self._whole_plan is None or self.batch_size == 1:
             return None
         self.batch_size, self._halved = -(-self.batch_size // 2), True
         micro_batches = [
@@ -276,7 +284,7 @@ class Feed:
             if micro.indices is not None
             for indices in micro.indices.tensor_split(-(-len(micro.indices) // self.batch_size))
         ]
-        self._plan = self._plan.at_most(self.batch_size)
+        self._plan = self._whole_plan.at_most(self.batch_size)  # as the epochs to come are cut
         self._restart()
         return Window(micro_batches, window.wait_s, window.loader_start)
 
@@ -329,7 +337,9 @@ class Feed:
         if size > self._largest:
             self._largest = size
             self._look_at_shm()
-        return self._micro_batch(batch, next(self._indices, None))
+        micro = self._micro_batch(batch, next(self._indices, None))
+        self._fetched += micro.samples
+        return micro
 
     def _look_at_shm(self) -> None:
         """Warn, once for a number of workers, if what they prepare has no room in shared memory."""
@@ -352,6 +362,7 @@ class Feed:
     def _restart(self) -> None:
         """A new loader for what the windows have not taken; what was prepared ahead is fetched again."""
         self.close()
+        self._fetched = self.taken
         # the run's first batch is fetched before there is a window whose time its wait could be a share of
         self._starting = bool(self.workers) or not (self.epoch or self.taken)
         common: dict[str, Any] = {

@@ -45,7 +45,11 @@ class Keeper:
             self._trainer.tell.say("save", "this run has no folder to save into", "warning")
             return
         self._trainer.interrupt()
-        self._saver.save(self._trainer.step, self._trainer.planned, reason, self._trainer.watchdog.calm, eval_loss)
+        self._save(self._saver, reason, eval_loss)
+
+    def _save(self, saver: Saver, reason: str, eval_loss: float | None = None) -> None:
+        trainer = self._trainer
+        saver.save(trainer.step, trainer.planned, reason, trainer.watchdog.calm, eval_loss, trainer.evaluated)
 
     def last(self, reason: str) -> None:
         """Keep what can be kept: the steps taken; a window that was broken off is none, unless it changed weights."""
@@ -61,7 +65,7 @@ class Keeper:
             if self._trainer.unfinished is not None:
                 self._trainer.rewind.back()
                 self._trainer.job.feed.taken = self._trainer.unfinished
-            self._saver.save(self._trainer.step, self._trainer.planned, reason, self._trainer.watchdog.calm)
+            self._save(self._saver, reason)
         except Exception:  # a card that has failed gives nothing back: what went wrong first is what is told
             traceback.print_exc()
         self._saver.wait()
@@ -80,15 +84,23 @@ class Keeper:
     def _go_on(self, save: Save) -> None:
         """Go on from a save."""
         notes = save.notes
-        restore(self._trainer.job, self._trainer.schedule, save, self._trainer.plan.optimizer_state)
+        if not notes.healthy:
+            text = "was made while training looked as if it diverged: b goes back to the last good save"
+            self._trainer.tell.say("save", f"The save {save.name} {text}", "warning")
+        self._trainer.updating = True  # until all is loaded: what is half loaded is never saved
+        told = restore(self._trainer.job, self._trainer.schedule, save, self._trainer.plan.optimizer_state)
+        self._trainer.updating = False
+        for sentence in told:
+            self._trainer.tell.say("save", sentence, "warning")
         self._trainer.replay.release()  # graphs know the addresses of the optimizer's state
         self._trainer.job.step.drop_gradients()
-        self._trainer.step, self._trainer.planned = notes.step, notes.planned
+        self._trainer.step, self._trainer.planned, self._trainer.evaluated = notes.step, notes.planned, notes.evaluated
         self._trainer.watchdog.reset()
         if self._saver is not None:
             self._saver.resumed(notes)
         self._trainer.tell.emit(Resumed(time=time.time(), step=notes.step, name=save.name))
-        self._trainer.switches.replan()
+        if self._trainer.job.steps_left(notes.step) != notes.left:
+            self._trainer.switches.replan()
 
     def go_back(self) -> bool:
         """Back to the last good save; whether there was one."""

@@ -12,17 +12,18 @@ from torch.optim import Optimizer
 from tui3090.assemble import Job
 from tui3090.recipe import RecipeError
 from tui3090.savefolder import MODEL, TRAINING, Notes, Save
-from tui3090.saves import described, restore_random_state, state_of, trained_names
+from tui3090.saves import beside, described, restore_random_state, state_of, trained_names
 from tui3090.schedule import Schedule
 
 IN_FORCE = ("fused", "foreach", "capturable", "differentiable")
 """Flags of an optimizer's groups that say how it computes, not what: they are this run's, whatever the save's were."""
 
 
-def restore(job: Job, schedule: Schedule, save: Save, optimizer_state: str = "keep") -> None:
+def restore(job: Job, schedule: Schedule, save: Save, optimizer_state: str = "keep") -> list[str]:
     """Bring the job to where the save was made. Raises RecipeError, before anything is changed, where it does not fit.
 
-    `optimizer_state`: keep; matching (that of the parameters which both have, by name); new.
+    `optimizer_state`: keep; matching (that of the parameters which both have, by name); new. Gives sentences on what
+    of the recipe is not as it was and does not hinder going on.
     """
     notes, step = save.notes, job.step
     state = state_of(step.model)
@@ -37,20 +38,30 @@ def restore(job: Job, schedule: Schedule, save: Save, optimizer_state: str = "ke
         tensors |= {name: tensors[other] for name, other in notes.ties.items()}
         tensors |= training["extra"] or {}
         optimizer = _optimizer_state(step.optimizer, training["optimizer"], notes.trained, groups, optimizer_state)
-        parts = [training[name] for name in ("scaler", "schedule", "data", "random")]
+        names = "scaler", "schedule", "scheduler", "data", "random", "beside"
+        scaler, schedule_state, kind, data, random, others = (training[name] for name in names)
+        if described(tensors) != notes.tensors:
+            raise ValueError("its save.json describes another model")
+        told = []
+        if optimizer_state == "keep":
+            told = _differences(schedule, kind, training["rates"], step.optimizer, optimizer)
+        follows = optimizer_state != "new" and len(groups) == len(notes.trained) and kind == schedule.kind
+        step.model.load_state_dict(tensors, strict=False)  # all that a save holds is there: its names were compared
+        step.optimizer.load_state_dict(optimizer)
+        step.scaler.load_state_dict(scaler)
+        schedule.load_state_dict(schedule_state if follows else None, notes.step)
+        with torch.no_grad():
+            for name, tensor in beside(step.model, step.optimizer).items():
+                if name in others and others[name].shape == tensor.shape:
+                    tensor.copy_(others[name])
+        restore_random_state(random, step.device)
     except Exception as error:  # its checksums are right, so it was written like that, and not by us
         raise RecipeError(
-            f"The save {save.name} can't be read ({type(error).__name__}): resume from another."
+            f"The save {save.name} can't be read ({type(error).__name__}: {error}): delete it to go on "
+            "from the one before."
         ) from error
-    if tensors.keys() != state.keys():
-        raise RecipeError(f"The save {save.name} does not hold the model that its save.json describes.")
-    scaler, schedule_state, data, random = parts
-    step.model.load_state_dict(tensors, strict=False)  # all that a save holds is there: its names were compared
-    step.optimizer.load_state_dict(optimizer)
-    step.scaler.load_state_dict(scaler)
-    schedule.load_state_dict(schedule_state if len(groups) == len(notes.trained) else None, notes.step)
     job.feed.resume(notes.epoch, notes.taken, notes.batch_size, notes.whole_batch, data)
-    restore_random_state(random, step.device)
+    return told
 
 
 def _check_model(notes: Notes, state: Mapping[str, Any]) -> None:
@@ -71,7 +82,7 @@ def _check_model(notes: Notes, state: Mapping[str, Any]) -> None:
 
 
 def _check_data(notes: Notes, job: Job) -> None:
-    if notes.rows != job.feed.rows:
+    if None not in (notes.rows, job.feed.rows) and notes.rows != job.feed.rows:  # None: a stream's length is not known
         raise RecipeError(
             f"The training data has {job.feed.rows} samples and had {notes.rows}: the epoch can't go on where it was. "
             "Give the same data, or start a new run."
@@ -121,6 +132,36 @@ def _optimizer_state(
         if numbers.get(name) in saved["state"]
     }
     return {"state": state, "param_groups": current["param_groups"]}
+
+
+def _differences(
+    schedule: Schedule, kind: str, rates: list[float], optimizer: Optimizer, saved: dict[str, Any]
+) -> list[str]:
+    """What of the optimizer and its schedule the recipe gives otherwise than the save, and what comes of it."""
+    told = []
+    if kind != schedule.kind:
+        told.append(
+            f"the learning-rate schedule was {kind} and is now {schedule.kind}: it stands where the steps taken lead it"
+        )
+    elif schedule.scheduler is not None and rates != schedule.base:
+        told.append(
+            f"the recipe's learning rate was {_plain(rates)} and is now {_plain(schedule.base)}: the schedule goes on "
+            "from where it was. Keys [ and ] scale it; --optimizer-state new takes the recipe's"
+        )
+    for name in ("weight_decay", "momentum", "eps"):
+        pairs = zip(optimizer.param_groups, saved["param_groups"])
+        changed = [(group[name], ours[name]) for ours, group in pairs if ours.get(name) != group.get(name)]
+        if changed:
+            before, now = changed[0]
+            told.append(
+                f"the recipe's {name} was {before} and is now {now}: what was goes on. --optimizer-state new takes the "
+                "recipe's"
+            )
+    return told
+
+
+def _plain(rates: list[float]) -> str:
+    return ", ".join(f"{rate:g}" for rate in rates)
 
 
 def _some(names: list[str]) -> str:

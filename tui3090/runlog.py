@@ -12,10 +12,12 @@ This module is neutral: it imports neither torch nor textual.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import queue
 import re
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -101,6 +103,18 @@ class RunFolder:
         found = [(_written(path / "records.jsonl"), path) for path in Path("runs").glob("*")]
         written = [(when, path) for when, path in found if when is not None]
         return [cls(path) for _, path in sorted(written, reverse=True)]
+
+    def hold(self) -> None:
+        """Keep other processes from training in this folder until this one ends. Raises RunFolderError if one does."""
+        try:
+            self._held = os.open(self.path, os.O_RDONLY)
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(
+                f"{self.path} is still being trained: tui3090 show {shlex.quote(str(self.path))} shows it."
+            ) from None
+        except OSError:  # a file system without locks
+            return
 
     def read_info(self) -> dict[str, Any]:
         """run.json; empty where it is missing or broken. Raises RunFolderError for a format newer than ours."""

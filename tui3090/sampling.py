@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 
 def mix(*numbers: int) -> int:
@@ -186,7 +186,11 @@ class SeededDataset(Dataset[Any]):
         samples.seed = mix(self.seed, *indices[:1])
         with seeded(samples.seed):
             if hasattr(self.dataset, "__getitems__"):
-                samples.extend(self.dataset.__getitems__(indices))
+                try:
+                    samples.extend(self.dataset.__getitems__(indices))
+                except Exception as error:
+                    one_of = ", ".join(map(str, indices))
+                    raise SampleError(f"one of the samples {one_of}: {type(error).__name__}: {error}") from error
                 return samples
             for index in indices:
                 _seed(mix(self.seed, index))
@@ -205,5 +209,7 @@ class SeededCollate:
 
     def __call__(self, samples: list[Any]) -> Any:
         assert isinstance(samples, _Samples)  # of SeededDataset
+        if self.collate is default_collate:  # which draws nothing: the random state would be kept and put back for it
+            return default_collate(list(samples))
         with seeded(mix(samples.seed, 1)):
             return self.collate(list(samples))

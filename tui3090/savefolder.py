@@ -26,6 +26,8 @@ MODEL, TRAINING, NOTES = "model.safetensors", "training.pt", "save.json"
 LARGEST_NOTES = 64 << 20
 """Bytes of save.json that are read at the most."""
 _NAME = re.compile(r"step-([0-9]{1,18})(?:\.([0-9]{1,9}))?")
+_ASIDE = re.compile(rf"\.(?:[0-9]+-[0-9]+|{_NAME.pattern})")
+"""What is being written or deleted. Nothing else in the folder is ours to delete: it may be a link to elsewhere."""
 
 _ACCEPTED: dict[str, tuple[type, ...]] = {
     "int": (int,),
@@ -73,6 +75,10 @@ class Notes:
     seed: int
     planned: int | None
     """Optimizer steps in the whole run, as planned then."""
+    left: int | None
+    """Optimizer steps that were left; fewer than planned where windows were skipped."""
+    evaluated: bool
+    """Whether the epoch is over and was evaluated."""
     settings: str
     """`Settings.short()`."""
     model: str
@@ -192,7 +198,8 @@ def new_path(folder: Path, step: int) -> Path:
 def clear_up(folder: Path) -> None:
     """Delete what a killed process left behind while it wrote."""
     for path in folder.glob(".*"):
-        shutil.rmtree(path, ignore_errors=True)
+        if _ASIDE.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def prune(folder: Path, keep: int) -> None:

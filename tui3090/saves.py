@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from tui3090.assemble import Job
 from tui3090.records import Event, Record, Saved
+from tui3090.rewind import SMALL
 from tui3090.sampling import from_plain, host_states, plain, restore_host
 from tui3090.savefolder import (
     MODEL,
@@ -137,6 +138,7 @@ class Saver:
         reason: str,
         healthy: bool = True,
         eval_loss: float | None = None,
+        evaluated: bool = False,
     ) -> None:
         """Copy everything to host memory, which training waits for, and write it in a thread.
 
@@ -152,7 +154,7 @@ class Saver:
         self._last_time, self._last_step, self._last_position = time.monotonic(), step, position
         try:
             model, training = self._state()
-            notes = self._notes(step, planned, reason, healthy, eval_loss)
+            notes = self._notes(step, planned, reason, healthy, eval_loss, evaluated)
         except (
             Exception
         ) as error:  # no host memory, a card that has failed: training decides itself whether it can go on
@@ -186,10 +188,13 @@ class Saver:
         )
         training = self._copies.of(
             {
+                "beside": beside(step.model, step.optimizer),
                 "extra": loadable({name: value for name, value in state.items() if not isinstance(value, Tensor)}),
                 "optimizer": step.optimizer.state_dict(),
                 "scaler": step.scaler.state_dict(),
+                "scheduler": self._schedule.kind,
                 "schedule": loadable(self._schedule.state_dict()),
+                "rates": self._schedule.base,
                 "random": random_state(step.device),
                 "data": self._job.feed.state_dict(),
             },
@@ -199,7 +204,9 @@ class Saver:
             torch.cuda.current_stream(step.device).synchronize()  # the one wait of a save
         return model, training
 
-    def _notes(self, step: int, planned: int | None, reason: str, healthy: bool, eval_loss: float | None) -> Notes:
+    def _notes(
+        self, step: int, planned: int | None, reason: str, healthy: bool, eval_loss: float | None, evaluated: bool
+    ) -> Notes:
         job = self._job
         state = state_of(job.step.model)
         if eval_loss is not None and (self.best_eval is None or eval_loss < self.best_eval):
@@ -220,6 +227,8 @@ class Saver:
             rows=job.feed.rows,
             seed=job.feed.seed,
             planned=planned,
+            left=job.steps_left(step),
+            evaluated=evaluated,
             settings=job.settings.short(),
             model=type(job.step.model).__name__,
             optimizer=type(job.step.optimizer).__name__,
@@ -312,6 +321,17 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     kept = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     kept |= {name for name, _ in model.named_buffers()}
     return {name: value for name, value in state.items() if name in kept}
+
+
+def beside(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """What training may change and no state dict of the model holds: buffers that are not persistent, and parameters
+    that only the optimizer knows (a loss's own, say).
+    """
+    known = model.state_dict().keys()
+    buffers = {n: b for n, b in model.named_buffers() if n not in known and b.numel() <= SMALL}
+    own = {id(p) for p in model.parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+    return buffers | {f"?{number}": parameter for number, parameter in enumerate(parameters)}
 
 
 def described(model: Mapping[str, Any]) -> dict[str, Any]:

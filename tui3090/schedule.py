@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,9 @@ class Schedule:
     ) -> None:
         self.beyond = 0
         """Optimizer steps that were taken when the schedule was over: the rate stays where it was."""
+        self._optimizer = optimizer
+        self.base = [float(group["lr"]) for group in optimizer.param_groups]
+        """The groups' rates as the recipe gave them."""
         self.plan: LinearPlan | None = None
         self.scheduler: LRScheduler | ReduceLROnPlateau | None = None
         if callable(wanted):
@@ -62,6 +66,15 @@ class Schedule:
         elif wanted is None and planned_steps:
             self.plan = LinearPlan(planned_steps)
             self.scheduler = LambdaLR(optimizer, self.plan)
+        self._first = [group["lr"] for group in optimizer.param_groups]
+        """The groups' rates of the first step."""
+
+    @property
+    def kind(self) -> str:
+        """What it is, for people: a scheduler's class, or ours."""
+        if self.scheduler is None:
+            return "constant"
+        return type(self.scheduler).__name__ if self.plan is None else "the default"
 
     @property
     def fixed(self) -> bool:
@@ -83,20 +96,24 @@ class Schedule:
             self.scheduler.step(loss)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Where it stands; None: there is no schedule."""
-        return self.scheduler.state_dict() if self.scheduler is not None else None
+        """Where it stands; None: there is no schedule, or it does not say."""
+        tell = getattr(self.scheduler, "state_dict", None)
+        return tell() if tell is not None else None
 
     def load_state_dict(self, state: dict[str, Any] | None, steps: int) -> None:
         """Stand where `state` was taken; without one, where `steps` optimizer steps lead. Sets the learning rates."""
-        if self.scheduler is None:
-            return
+        groups = self._optimizer.param_groups
         if state is None:
-            for _ in range(steps):
-                self.step()
-            return
-        self.scheduler.load_state_dict(state)
-        for group, lr in zip(self.scheduler.optimizer.param_groups, state["_last_lr"]):
-            group["lr"] = lr
+            for group, lr in zip(groups, self._first):
+                group["lr"] = lr
+            with warnings.catch_warnings(action="ignore"):  # torch misses the optimizer's steps, which were taken
+                for _ in range(steps):
+                    self.step()
+        elif self.scheduler is not None:
+            rates = [group["lr"] for group in groups]
+            self.scheduler.load_state_dict(state)
+            for group, lr in zip(groups, state.get("_last_lr", rates)):
+                group["lr"] = lr
 
     def replan(self, step: int, steps_left: int | None) -> None:
         """The number of steps that are left has changed."""

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from tui3090 import garbage
 from tui3090.assemble import Job, assemble
 from tui3090.evaluation import evaluate
 from tui3090.feed import Window, WorkerDied
@@ -80,7 +81,11 @@ class Trainer:
         """Samples of the epoch before the window that is running; None: none is."""
         self.updating = False
         """Whether an optimizer's step is being launched, which may have changed weights."""
+        self.evaluated = False
+        """Whether the epoch is over and was evaluated."""
         self._last_end: torch.cuda.Event | None = None
+        self._settled_in = False
+        """Whether what a run makes at its start and keeps was set aside."""
         self.shortage = ""
         """What torch said when memory was full the last time, explained."""
         self.step = 0
@@ -115,9 +120,13 @@ class Trainer:
             return error.code if isinstance(error.code, int) else int(error.code is not None)
         except torch.OutOfMemoryError as error:
             traceback.print_exc()
+            self._keep("failed")
             sentence = (
                 f"The card's memory was full in the optimizer's step {self.step + 1}, which may have changed weights, "
                 "so it can't be run again: start with --checkpointing all, --amp bf16 or a smaller batch size."
+                if self.updating
+                else "The card's memory was full outside of a step (output.log says where): other processes hold "
+                "it, or the model with its optimizer's state is too large for it."
             )
             self.tell.state("failed", f"{sentence} {explained(str(error))}".rstrip())
             return 1 if self.step else 2
@@ -128,6 +137,7 @@ class Trainer:
             self.tell.state("failed", describe(error, self.plan.recipe))
             return 1 if self.step else 2
         finally:
+            garbage.restore()
             if hasattr(self, "job"):
                 self.job.feed.close()
 
@@ -170,23 +180,26 @@ class Trainer:
             while True:
                 self._boundary()
                 if self._enough():
-                    return self._evaluate()
+                    return self._evaluate(ends_epoch=job.feed.batches_left() == 0)
                 began, taken = time.perf_counter(), job.feed.taken
                 window = job.feed.next_window(job.settings.accumulate)
                 if window is None:
                     break
                 self.tell_of_data()
                 self.unfinished = taken
+                self.rewind.mark()
                 with self.looks.at(window) as alone:
                     self._run_window(window, time.perf_counter() - window.wait_s if alone else began)
                 self.unfinished = None
             if not job.feed.taken:
                 number = job.feed.epoch + 1
                 raise RecipeError(f"train_data gave nothing in epoch {number}: it must be iterable again and again.")
-            self._evaluate()
+            if not self.evaluated:  # a save that was made after it goes on here
+                self._evaluate(ends_epoch=True)
             if job.max_steps is None and job.feed.epoch + 1 >= job.recipe.epochs:
                 return
             job.feed.start_epoch(job.feed.epoch + 1)
+            self.evaluated = False
 
     def _run_window(self, window: Window, began: float) -> None:
         """Everything that one optimizer step launches; the outcome of the window before is looked at in the middle."""
@@ -203,7 +216,8 @@ class Trainer:
         if micro_batches:
             job.step.mark("optimizer")
             self.updating = True
-            self.runner.update()
+            with garbage.later():
+                self.runner.update()
             self.updating = False
             job.step.mark("end")
         self._last_end = self._mark()
@@ -227,7 +241,6 @@ class Trainer:
 
     def _accumulate(self, window: Window) -> bool | None:
         """Forward and backward of every micro-batch; whether all of them ran by replay. None: memory was full."""
-        self.rewind.mark()
         not_compiled, self._flops.ran_out = "", False
         try:
             return self._accumulated(window)
@@ -251,17 +264,18 @@ class Trainer:
         return self._accumulate(window)
 
     def _accumulated(self, window: Window) -> bool:
-        micro_batches, replayed = window.weighed, 0
-        self.runner.prepare(micro_batches)
+        micro_batches, weight, replayed = window.weighed, window.weight, 0
+        with garbage.later():
+            self.runner.prepare(micro_batches)
         for number, micro in enumerate(micro_batches):
             if self.commands.stop_now.is_set():
                 raise Stopped
-            share, first = micro.weight / window.weight, number == 0
+            share, first = micro.weight / weight, number == 0
             if isinstance(self.runner, Replay) and self.runner.replays(micro):
                 self.runner.accumulate(micro, share, first)
                 replayed += 1
             else:
-                with self._flops.counting(micro, self.job.settings):
+                with self._flops.counting(micro, self.job.settings), garbage.later():
                     self.runner.accumulate(micro, share, first)
         return 0 < replayed == len(micro_batches)
 
@@ -328,6 +342,10 @@ class Trainer:
 
     def _boundary(self) -> None:
         """Take what was asked for since the last window began; while paused, by key or alarm, wait here for more."""
+        if self.step and not self._settled_in:
+            self._settled_in = True
+            self.interrupt()  # the pause is no window's time
+            garbage.freeze()
         self.keeper.if_due()
         alarm = self.watchdog.alarm
         paused, why = alarm is not None, alarm.paused if alarm is not None else ""
@@ -364,7 +382,7 @@ class Trainer:
             self.watchdog.reset()
         self.tell.state("training")
 
-    def _evaluate(self, asked: bool = False) -> None:
+    def _evaluate(self, asked: bool = False, ends_epoch: bool = False) -> None:
         """Measure the loss on the eval data; without any, say so if it was asked for."""
         self.interrupt()
         if self.job.recipe.eval_data is None:
@@ -387,6 +405,7 @@ class Trainer:
             self.tell.emit(evaluated)
             if evaluated.loss is not None and not asked:  # looking at it changes nothing
                 self.schedule.evaluated(evaluated.loss)
+            self.evaluated = ends_epoch
             self.keeper.if_best(evaluated.loss)
         self.tell.state("training")
 

@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from tui3090.advice import Advice, advise
 from tui3090.dashboard import told
-from tui3090.facts import Facts
 from tui3090.gains import Gains
 from tui3090.records import (
     OVER,
@@ -37,6 +36,10 @@ from tui3090.records import (
     StepRecord,
 )
 from tui3090.settings import BY_NAME, Settings, Value
+
+if TYPE_CHECKING:
+    from tui3090.advice import Advice
+    from tui3090.facts import Facts
 
 SMOOTHING = 0.02
 """Weight of a new loss in the smoothed one."""
@@ -223,8 +226,8 @@ class View:
     """Step, technique and new value of a change -> what it brought, once that is known."""
     measuring: Gains = field(default_factory=Gains)
     """For its progress, and for the gains of a log that holds none."""
-    facts: Facts = field(default_factory=Facts)
-    """What advice is drawn from."""
+    _facts: Facts | None = None
+    """What advice is drawn from; None: no record has come."""
     _advice: list[Advice] = field(default_factory=list)
     _advised: tuple[float, int] = (-math.inf, 0)
     """Time and number of changes when it was last drawn."""
@@ -278,11 +281,20 @@ class View:
 
     def advice(self) -> list[Advice]:
         """What to try next; drawn anew after a change and every `ADVISE_S`, by the records' time."""
+        if self._facts is None:
+            return []
+        from tui3090.advice import advise
+
         last = self.reading.time if self.reading is not None else self.step.time if self.step is not None else 0.0
-        changes = len(self.facts.gains) + len(self.changes)
+        changes = len(self._facts.gains) + len(self.changes)
         if not abs(last - self._advised[0]) < ADVISE_S or changes != self._advised[1]:
-            self._advice, self._advised = advise(self.facts), (last, changes)
+            self._advice, self._advised = advise(self._facts), (last, changes)
         return self._advice
+
+    @property
+    def advisable(self) -> bool:
+        """Whether there are figures enough to draw advice from."""
+        return self._facts is not None and self._facts.steady
 
     def _recent_seconds(self) -> float:
         return sum([step.seconds * step.steps for step in self.recent])
@@ -294,7 +306,11 @@ class View:
             any_ = True
             if self.first_time is None:
                 self.first_time = record.time
-            self.facts.absorb(record)
+            if self._facts is None:
+                from tui3090.facts import Facts  # not at the top: the first paint would wait for it
+
+                self._facts = Facts()
+            self._facts.absorb(record)
             if (gain := self.measuring.absorb(record)) is not None:
                 self._brought(gain)
             match record:

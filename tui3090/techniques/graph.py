@@ -9,9 +9,6 @@ warms the libraries up, keeps a second real batch to check the capture with, and
 
 from __future__ import annotations
 
-import gc
-import random
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -23,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from tui3090 import garbage
+from tui3090.sampling import host_states, restore_host
 from tui3090.settings import Settings
 from tui3090.techniques.masks import MaskAnswers
 
@@ -102,15 +101,14 @@ class Replay:
         self.step.keep_gradients = False
         if had:
             torch.cuda.synchronize(self.step.device)  # nothing may still be replaying; this is no step's hot path
-            gc.collect()
+            garbage.collect()
             torch.cuda.empty_cache()
 
     def make_room(self) -> None:
         """Before an eager pass: release the graphs if what they hold may be missed."""
         if not self.live:
             return
-        free, _ = torch.cuda.mem_get_info(self.step.device)
-        if free < self.pool_bytes:
+        if _room(self.step.device) < self.pool_bytes:
             self.release()
             self._say("graphs released to make room for an eager pass; they are captured again after it")
 
@@ -317,6 +315,13 @@ class Replay:
         return update
 
 
+def _room(device: torch.device) -> float:
+    """Bytes that the allocator may still take: what the card has free, or what a cap on the allocator leaves."""
+    free, total = torch.cuda.mem_get_info(device)
+    cap = total * torch.cuda.get_per_process_memory_fraction(device)
+    return min(free, cap - torch.cuda.memory_reserved(device))
+
+
 @contextmanager
 def _cleared_up(device: torch.device, pool: Any) -> Iterator[None]:
     """Around a capture: a failed one leaves torch's random generator and allocator as if it were still going on."""
@@ -371,9 +376,7 @@ def _restored(model: torch.nn.Module, device: torch.device) -> Iterator[Callable
     Python's and the CPU's generators are put back only at the end: what a capture bakes in of them must differ from
     what eager drew, or it would not be noticed.
     """
-    numpy = sys.modules.get("numpy")
-    card, host, python = torch.cuda.get_rng_state(device), torch.get_rng_state(), random.getstate()
-    numpy_state = numpy.random.get_state() if numpy else None
+    card, host = torch.cuda.get_rng_state(device), host_states()
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
     def rewind() -> None:
@@ -385,7 +388,4 @@ def _restored(model: torch.nn.Module, device: torch.device) -> Iterator[Callable
         yield rewind
     finally:
         rewind()
-        torch.set_rng_state(host)
-        random.setstate(python)
-        if numpy and numpy_state is not None:
-            numpy.random.set_state(numpy_state)
+        restore_host(host)
