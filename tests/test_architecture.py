@@ -45,7 +45,7 @@ def test_the_command_comes_without_textual() -> None:
 
 def test_the_first_picture_waits_for_nothing_that_only_records_need() -> None:
     paint = """
-import tui3090.cli
+import tui3090.cli, tui3090.source
 from tui3090.session import View, first_paint
 
 class Terminal:
@@ -53,7 +53,7 @@ class Terminal:
     write = lambda self, text: None
     flush = lambda self: None
 
-tui3090.cli.parse_options(tui3090.cli.bundled("gpt"), ["--size", "small"])
+tui3090.source.parse_options(tui3090.source.bundled("gpt"), ["--size", "small"])
 first_paint(Terminal(), View(name="run"))
 """
     needless = {"tui3090.advice", "tui3090.facts", "tui3090.dashboard.app", "textual", "torch", "numpy"}

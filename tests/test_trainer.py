@@ -374,7 +374,7 @@ def test_what_can_not_be_had_is_refused_and_training_goes_on(train: Train) -> No
     ran = train(recipe(), {1: [Change("graph", True), Change("offload", True), Change("amp", "int4"), Change("no", 1)]})
     assert [(r.technique, r.reason) for r in ran.of(Refused)] == [
         ("graph", "CUDA graph replay needs an NVIDIA card, and training runs on the CPU."),
-        ("offload", "Offload moves activations off a card, and training runs on the CPU."),
+        ("offload", "Offload needs an NVIDIA card to move activations off, and training runs on the CPU."),
         ("amp", "amp is off, bf16 or fp16, not 'int4'"),
         ("no", ran.of(Refused)[3].reason),
     ]
