@@ -223,7 +223,9 @@ class TestLife:
             await until_reads(pilot, "TRAINING")
         assert source.begun == 1
 
-    async def test_a_run_folder_is_looked_at_as_it_was_at_its_end(self) -> None:
+    async def test_a_run_folder_is_looked_at_as_it_was_at_its_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its time on screen stands still; an answer goes away all the same."""
+        monkeypatch.setattr(app_module, "ANSWERED_S", 0.5)
         view = View(name="old", live=False)
         over = State(time=NOW - 9999, state="finished")
         app = dashboard(FedSource(*trained(), over, live=False, read_only="This is a look."), view)
@@ -231,6 +233,7 @@ class TestLife:
             await until_reads(pilot, "FINISHED")
             await pilot.press("a")
             await until_reads(pilot, "The run is over (finished): q leaves.")
+            await until_reads(pilot, "x picture   ? help   q leave")
             await pilot.press("q")
             await until(pilot, lambda: app.return_value == 0)
 

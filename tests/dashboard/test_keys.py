@@ -225,6 +225,15 @@ class TestPauseEvaluateStop:
         assert pressed.sent == []
         assert pressed.view.answer == "Not while loading."
 
+    @pytest.mark.parametrize(
+        ("state", "when"),
+        [("training", "at the end of the step"), ("paused", "now"), ("loading", "before the first step")],
+    )
+    def test_when_a_save_comes_is_told(self, pressed: Pressed, state: str, when: str) -> None:
+        pressed.see(State(time=NOW, state=state))
+        pressed.keys.save()
+        assert pressed.view.answer == f"Saving {when}; training waits for the copy alone."
+
     def test_the_tensor_cores_are_read_where_there_are_some(self, pressed: Pressed) -> None:
         pressed.keys.profile()
         assert pressed.sent == [Profile()]

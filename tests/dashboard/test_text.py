@@ -102,3 +102,15 @@ def test_durations(seconds: float | None, shown: str) -> None:
 def test_a_time_that_is_none_is_unknown() -> None:
     assert text.clock(float("inf")) == "n/a"
     assert text.clock(1e300) == "n/a"
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        (80, "CUDA graph replay needs an NVIDIA card, and training runs on the CPU."),
+        (26, "needs an NVIDIA card"),
+        (10, "needs an…"),
+    ],
+)
+def test_a_sentence_in_brief(cells: int, told: str) -> None:
+    assert text.brief("CUDA graph replay needs an NVIDIA card, and training runs on the CPU.", cells) == told
