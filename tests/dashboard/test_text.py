@@ -114,3 +114,10 @@ def test_a_time_that_is_none_is_unknown() -> None:
 )
 def test_a_sentence_in_brief(cells: int, told: str) -> None:
     assert text.brief("CUDA graph replay needs an NVIDIA card, and training runs on the CPU.", cells) == told
+
+
+def test_a_sentence_in_brief_leaves_out_what_for() -> None:
+    assert (
+        text.brief("Prefetch needs an NVIDIA card to copy to, and training runs on the CPU.", 26)
+        == "needs an NVIDIA card"
+    )

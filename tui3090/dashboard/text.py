@@ -101,6 +101,8 @@ def brief(sentence: str, cells: int) -> str:
     if width(words) > cells:
         _, needs, what = words.partition(" needs ")
         words = re.split(r", |: | \(|; |\.$", f"needs {what}" if needs else words)[0]
+    if width(words) > cells:
+        words = re.split(r" to | of ", words)[0]
     return cut(words, cells)
 
 
