@@ -151,13 +151,14 @@ def main() -> None:
     torch.set_num_threads(1)
     where = torch.cuda.get_device_name(0) if DEVICE.type == "cuda" else f"{platform.machine()} CPU, one thread"
     clock = "by the clock" if DEVICE.type == "cuda" else "of CPU time"
-    print(f"{where}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}: ms {clock} a step")
+    where = f"{where}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f} at the start"
+    print(f"{where}: ms {clock} a step")
     print("| what grows | technique | plain loop | ours adds | 95 % |")
     print("|---|---|---|---|---|")
     panels = [
         Panel("Depth", "blocks", [_curve(name, "depth", DEPTHS, on, asked.rounds) for name, on in TECHNIQUES.items()]),
         Panel("Batch", "samples in a micro-batch", [_curve("eager", "batch", BATCHES, Settings(), asked.rounds)]),
-        Panel("Accumulation", "micro-batches in a step", [_accumulating(asked.rounds)]),
+        Panel("Accumulation", "micro-batches in a step", [_accumulating(asked.rounds)], y="ms a micro-batch"),
         Panel("Batch shapes", "lengths that take turns", [_curve("eager", "shapes", SHAPES, Settings(), asked.rounds)]),
         Panel("Length of the run", "steps", [_lengths()]),
     ]
@@ -177,7 +178,7 @@ def _curve(name: str, what: str, values: tuple[int, ...], settings: Settings, ro
 
 def _accumulating(rounds: int) -> Curve:
     """For each micro-batch of a step, as the plain loop's step grows with them too."""
-    curve = Curve("eager, for each micro-batch")
+    curve = Curve("eager")
     for k in ACCUMULATIONS:
         whole = added(replace(Settings(), accumulate=k), rounds, steps=max(4, STEPS // k))
         figure = Figure(whole.plain / k, whole.added / k, whole.low / k, whole.high / k)
