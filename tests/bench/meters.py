@@ -9,7 +9,6 @@ of the turns with a 95 % interval (bootstrap of the median), and what a profiled
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from tests.bench.turns import interval
 from tests.conftest import QuietPoller
 from tui3090 import assemble
 from tui3090.feed import Window
@@ -105,13 +105,6 @@ def measure(recipe: Recipe, settings: Settings, turn: int, turns: int, device: s
         f"{statistics.median(means[::2]) * 1e3:.2f} | {statistics.median(means[1::2]) * 1e3:.2f} | "
         f"{statistics.median(ratios):.4f} ({low:.4f} to {high:.4f}) | {', '.join(looks) or 'n/a'} |"
     )
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """Of the median, 95 %, by bootstrap."""
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
-    return medians[50], medians[1949]
 
 
 def made(batch: int, tokens: int) -> Recipe:

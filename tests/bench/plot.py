@@ -22,7 +22,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over one x, which is drawn by its logarithm; y begins at 0."""
+    """Curves over one x, which is drawn by its logarithm; y begins at 0, or below where a value is."""
 
     title: str
     x: str
@@ -74,8 +74,8 @@ def _panel(panel: Panel) -> list[str]:
     parts.append(f'<path d="M0 0V{HIGH}H{WIDE}" fill="none" stroke="black"/>')
     parts.append(f'<text x="{WIDE / 2}" y="{HIGH + 36}" text-anchor="middle">{escape(panel.x)}</text>')
     parts.append(f'<text transform="translate(-36,{HIGH / 2}) rotate(-90)" text-anchor="middle">{panel.y}</text>')
-    for number, curve in enumerate(panel.curves):
-        colour = COLOURS[number]
+    place = 0.0
+    for colour, curve in zip(COLOURS, panel.curves):
         line = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y, _, _ in curve.points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for x, y, least, most in curve.points:
@@ -83,9 +83,9 @@ def _panel(panel: Panel) -> list[str]:
             parts.append(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="3" fill="{colour}"/>')
             bar = f"M{across:.1f} {at(x, least)[1]:.1f}V{at(x, most)[1]:.1f}"
             parts.append(f'<path d="{bar}" stroke="{colour}"/>')
-        place = number * WIDE / len(panel.curves)
         parts.append(f'<path d="M{place:.0f} -18h14" stroke="{colour}" stroke-width="2"/>')
         parts.append(f'<text x="{place + 18:.0f}" y="-14" font-size="11">{escape(curve.name)}</text>')
+        place += 30 + 6.5 * len(curve.name)
     return parts
 
 

@@ -11,19 +11,18 @@ and model FLOPs per second.
 
 from __future__ import annotations
 
-import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader
 
+from tests.bench.loops import PlainLoop
+from tests.bench.turns import interval
 from tests.conftest import QuietPoller, ScriptedCommands
 from tui3090 import assemble
 from tui3090.recipe import Recipe
@@ -53,36 +52,14 @@ def made(batch: int, tokens: int) -> Recipe:
     )
 
 
-class PlainLoop:
-    """A loop as one writes it by hand."""
-
-    def __init__(self, recipe: Recipe, compiled: bool) -> None:
-        self.model = recipe.model.cuda().train()
-        self.called: Any = torch.compile(self.model, dynamic=False) if compiled else self.model
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=6e-4, betas=(0.9, 0.95), fused=True)
-        loader: Any = DataLoader(recipe.train_data, recipe.batch_size, shuffle=True, pin_memory=True, drop_last=True)
-        self.batches = self._forever(loader)
-
-    @staticmethod
-    def _forever(loader: Any) -> Iterator[Any]:
-        while True:
-            yield from loader
-
-    def steps(self, count: int) -> list[float]:
-        """Seconds of each step."""
-        taken = []
-        for _ in range(count):
-            began = time.perf_counter()
-            batch = {name: value.to("cuda", non_blocking=True) for name, value in next(self.batches).items()}
-            self.optimizer.zero_grad(set_to_none=True)
-            with torch.autocast("cuda", torch.bfloat16):
-                loss = gpt.loss(self.called, batch)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-            loss.item()
-            taken.append(time.perf_counter() - began)
-        return taken
+def steps_of(loop: PlainLoop, count: int) -> list[float]:
+    """Seconds of each step; a step ends with its loss on the host."""
+    taken = []
+    for _ in range(count):
+        began = time.perf_counter()
+        loop.step()
+        taken.append(time.perf_counter() - began)
+    return taken
 
 
 class InTurns(ScriptedCommands):
@@ -109,20 +86,24 @@ class InTurns(ScriptedCommands):
 def measure(workload: str) -> tuple[dict[str, list[float]], float]:
     """Seconds a step of each contender's turns, and the model FLOPs of a step."""
     batch, tokens, steps = WORKLOADS[workload]
-    loops = {PLAIN: PlainLoop(made(batch, tokens), False), PLAIN_COMPILED: PlainLoop(made(batch, tokens), True)}
+    card, bf16 = torch.device("cuda:0"), Settings(amp="bf16")
+    loops = {
+        PLAIN: PlainLoop(made(batch, tokens), card, bf16),
+        PLAIN_COMPILED: PlainLoop(made(batch, tokens), card, bf16, compiled=True),
+    }
     turns: dict[str, list[float]] = {name: [] for name in (*loops, *ENGINE)}
 
     def plain() -> None:
         for name, loop in loops.items():
-            loop.steps(steps // 2)
-            turns[name].append(statistics.median(loop.steps(steps // 2)))
+            steps_of(loop, steps // 2)
+            turns[name].append(statistics.median(steps_of(loop, steps // 2)))
             loop.optimizer.zero_grad(set_to_none=True)
 
     recipe = made(batch, tokens)
     assemble.load_recipe = lambda path, options: recipe
     records: list[Record] = []
     windows = steps * len(ENGINE) * ROUNDS
-    plan = RunPlan(Path("gpt.py"), "gpt", settings=Settings(amp="bf16"), device="cuda:0", steps=windows)
+    plan = RunPlan(Path("gpt.py"), "gpt", settings=bf16, device="cuda:0", steps=windows)
     status = Trainer(plan, InTurns(steps, plain), records.append, QuietPoller()).run()  # type: ignore[arg-type]
     assert status == 0, records[-1]
     taken = [record for record in records if isinstance(record, StepRecord)]
@@ -134,13 +115,6 @@ def measure(workload: str) -> tuple[dict[str, list[float]], float]:
     flops = taken[-1].flops
     assert flops is not None
     return turns, flops
-
-
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """95 % of the medians of samples drawn with replacement."""
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return medians[50], medians[1949]
 
 
 def main() -> None:
