@@ -166,6 +166,18 @@ def test_a_sample_that_fails_is_named(workers: int) -> None:
         taken(source)
 
 
+class Fetched(Numbers):
+    """Gives a whole batch at once, as Hugging Face's datasets do."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+def test_of_samples_that_are_fetched_together_the_batch_is_named() -> None:
+    with pytest.raises(SampleError, match="one of the samples 4, 5, 6, 7: ValueError: unreadable"):
+        taken(feed(Fetched(8, bad=6), shuffle=False))
+
+
 def test_the_wait_is_the_loaders() -> None:
     source = feed(Numbers(12, sleep_s=0.02), batch_size=2)
     began = time.perf_counter()

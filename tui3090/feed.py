@@ -7,13 +7,17 @@ with what the plan has left, so that each sample comes exactly once in an epoch.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
+import select
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -72,10 +76,25 @@ class Window:
         return sum(micro.weight for micro in self.micro_batches)
 
 
-def _ready_worker(worker: int) -> None:
-    """In a worker: a closed terminal or ctrl+c is the main process's matter."""
+def _ready_worker(run: int, worker: int) -> None:
+    """In a worker: a closed terminal or ctrl+c is the main process's matter; with its end (pid `run`) all is over.
+
+    torch's workers look whether their parent lives: under forkserver that is the server, which lives as long as they.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(run,), name="end with the run", daemon=True).start()
+
+
+def _end_with(run: int) -> None:
+    try:
+        ended = os.pidfd_open(run)
+    except ProcessLookupError:
+        os._exit(1)
+    except OSError:  # a kernel before 5.3
+        return
+    select.select([ended], [], [])
+    os._exit(1)
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -374,7 +393,7 @@ class Feed:
             self._shm_free = shm.free()
             self._look_at_shm()
             self._context = self._context or self._choose_context()
-            common |= {"multiprocessing_context": self._context, "worker_init_fn": _ready_worker}
+            common |= {"multiprocessing_context": self._context, "worker_init_fn": partial(_ready_worker, os.getpid())}
             common |= {"prefetch_factor": shm.BATCHES_A_WORKER}
         if self._plan is None:
             if self._loader_given is None:
