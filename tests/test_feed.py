@@ -166,6 +166,17 @@ def test_a_sample_that_fails_is_named(workers: int) -> None:
         taken(source)
 
 
+@pytest.mark.parametrize("count", [64, 600])
+def test_a_dataset_of_many_tensors_goes_to_workers(count: int) -> None:
+    made = Recipe(model=nn.Linear(1, 1), train_data=[torch.full((1,), float(i)) for i in range(count)], shuffle=False)
+    source = Feed(made, torch.device("cpu"), seed=0, workers=1)
+    source.start_epoch(0)
+    seen = [micro.batch for window in iter(lambda: source.next_window(4), None) for micro in window.micro_batches]
+    source.close()
+    assert torch.cat(seen).flatten().tolist() == list(range(count))
+    assert not source.notes
+
+
 class Fetched(Numbers):
     """Gives a whole batch at once, as Hugging Face's datasets do."""
 

@@ -6,9 +6,9 @@ with what the plan has left, so that each sample comes exactly once in an epoch.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
-import pickle
 import select
 import signal
 import threading
@@ -33,7 +33,10 @@ from torch.utils.data import (
 
 from tui3090 import shm
 from tui3090.recipe import Recipe, RecipeError, default_loss, padding_in, samples_in, tokens_in, weigh
-from tui3090.sampling import DATA, ORDER, IndexPlan, OwnStream, SeededCollate, SeededDataset, mix
+from tui3090.sampling import DATA, ORDER, CountingPickler, IndexPlan, OwnStream, SeededCollate, SeededDataset, mix
+
+SHARED_TENSORS = 64
+"""Tensors of a dataset that loader workers are given as shared memory; a process can be sent 256 descriptors."""
 
 
 @dataclass(slots=True)
@@ -156,6 +159,7 @@ class Feed:
         self._halved = False
         self._longer = False
         self._context: BaseContext | None = None
+        self._by_value = False
         self._largest = 0
         """Bytes of the largest batch so far."""
         self._shm_free: int | None = None
@@ -374,7 +378,7 @@ class Feed:
         return MicroBatch(batch, weight, samples, tokens, padding, indices)
 
     def _seeded_dataset(self) -> SeededDataset:
-        return SeededDataset(self.dataset, mix(self.seed, DATA, self.epoch))
+        return SeededDataset(self.dataset, mix(self.seed, DATA, self.epoch), self._by_value)
 
     def _restart(self) -> None:
         """A new loader for what the windows have not taken; what was prepared ahead is fetched again."""
@@ -417,13 +421,19 @@ class Feed:
 
     def _choose_context(self) -> BaseContext:
         """forkserver: a fork of this process would inherit its threads' locks. fork where the data can't be pickled."""
+        forked = "Loader workers are forked, which can hang a process with threads: the dataset"
+        pickler = CountingPickler(io.BytesIO())
         try:
-            pickle.dumps((self.dataset, self._collate))
+            pickler.dump((self.dataset, self._collate))
         except Exception as error:
             self.notes.append(
-                f"Loader workers are forked, which can hang a process with threads: the dataset or collate_fn can't be "
-                f"pickled ({type(error).__name__}: {error}). Define its classes and functions at a module's top level."
+                f"{forked} or collate_fn can't be pickled ({type(error).__name__}: {error}). Define its classes and "
+                "functions at a module's top level."
             )
+            return multiprocessing.get_context("fork")
+        self._by_value = pickler.tensors > SHARED_TENSORS
+        if self._by_value and not self.indexed:
+            self.notes.append(f"{forked} holds {pickler.tensors} tensors. Stack them into a few.")
             return multiprocessing.get_context("fork")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch.utils.data"])  # else every worker imports torch again

@@ -7,6 +7,7 @@ global generators.
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from collections.abc import Iterator
@@ -177,9 +178,16 @@ class _Samples(list[Any]):
 class SeededDataset(Dataset[Any]):
     """The dataset with its random draws fixed by epoch and index, whoever fetches."""
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+    def __init__(self, dataset: Dataset[Any], seed: int, by_value: bool = False) -> None:
+        """`by_value`: its tensors go to a loader worker with the rest; else as shared memory, a descriptor each."""
         self.dataset = dataset
         self.seed = seed
+        self.by_value = by_value
+
+    def __reduce__(self) -> Any:
+        if self.by_value:  # not by multiprocessing's own pickler, which knows of shared memory
+            return _sent, (pickle.dumps(self.dataset), self.seed)
+        return SeededDataset, (self.dataset, self.seed)
 
     def __getitems__(self, indices: list[int]) -> _Samples:
         samples = _Samples()
@@ -199,6 +207,20 @@ class SeededDataset(Dataset[Any]):
                 except Exception as error:
                     raise SampleError(f"sample {index}: {type(error).__name__}: {error}") from error
         return samples
+
+
+def _sent(dataset: bytes, seed: int) -> SeededDataset:
+    return SeededDataset(pickle.loads(dataset), seed)
+
+
+class CountingPickler(pickle.Pickler):
+    """Finds out whether something can be pickled, and how many tensors are in it."""
+
+    tensors = 0
+
+    def reducer_override(self, value: Any) -> Any:
+        self.tensors += isinstance(value, torch.Tensor)
+        return NotImplemented
 
 
 class SeededCollate:
