@@ -180,7 +180,6 @@ class Trainer:
                 self.rewind.mark()
                 with self.looks.at(window) as alone:
                     self._run_window(window, time.perf_counter() - window.wait_s if alone else began)
-                self.unfinished = None
             if not job.feed.taken:
                 number = job.feed.epoch + 1
                 raise RecipeError(f"train_data gave nothing in epoch {number}: it must be iterable again and again.")
@@ -209,6 +208,7 @@ class Trainer:
             self.runner.update()
             self.updating = False
             job.step.mark("end")
+        self.unfinished = None  # whatever fails from here on, its samples are in the weights
         self._last_end = self._mark()
         self._running = Running(
             window=window,
