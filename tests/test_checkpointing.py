@@ -16,7 +16,7 @@ from tui3090.recipe import Recipe
 from tui3090.records import Change, StepRecord
 from tui3090.settings import Settings
 from tui3090.techniques import checkpointing
-from tui3090.techniques.checkpointing import checkpointed, find_blocks
+from tui3090.techniques.checkpointing import Checkpointing, find_blocks
 
 
 class Expert(nn.Module):
@@ -60,7 +60,7 @@ def test_tuples_and_keywords_pass_and_everything_is_put_back() -> None:
     model(x).sum().backward()
     expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     model.zero_grad()
-    with checkpointed(model, find_blocks(model), 1):
+    with Checkpointing(model, find_blocks(model)).in_force(1):
         model(x).sum().backward()
     assert [p.grad for p in model.parameters() if p.grad is not None]
     for got, wanted in zip([p.grad for p in model.parameters() if p.grad is not None], expected, strict=True):
@@ -71,7 +71,7 @@ def test_tuples_and_keywords_pass_and_everything_is_put_back() -> None:
 def test_an_exception_leaves_nothing_on() -> None:
     model = Nested()
     model.config = type("Config", (), {"use_cache": True})()  # type: ignore[assignment]
-    with suppress(ZeroDivisionError), checkpointed(model, find_blocks(model), 2):
+    with suppress(ZeroDivisionError), Checkpointing(model, find_blocks(model)).in_force(2):
         assert not model.config.use_cache
         assert "forward" in vars(model.encoder[0])
         assert "forward" not in vars(model.encoder[1])
@@ -109,7 +109,7 @@ def test_what_a_block_takes_by_keyword_is_shown_to_torch_by_position(monkeypatch
     def gradients(every: int) -> list[torch.Tensor]:
         torch.manual_seed(1)
         blocks.zero_grad()
-        with checkpointed(blocks, list(blocks), every):
+        with Checkpointing(blocks, list(blocks)).in_force(every):
             hidden = x
             for block in blocks:
                 hidden, flag = block(hidden=hidden, mask=mask, context_fn=0.5, debug=False)

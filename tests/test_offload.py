@@ -15,7 +15,7 @@ from tui3090.recipe import Recipe
 from tui3090.records import Change, Event
 from tui3090.settings import Settings
 from tui3090.techniques import compile, offload
-from tui3090.techniques.checkpointing import checkpointed
+from tui3090.techniques.checkpointing import Checkpointing
 from tui3090.techniques.offload import Offload
 
 ON, OFF = Settings(offload=True), Settings()
@@ -174,7 +174,7 @@ def test_what_travels() -> None:
 
 def test_of_a_checkpointed_block_its_inputs_travel() -> None:
     model, blocks, told = made()
-    with checkpointed(model, blocks, 1), told.in_force(ON):
+    with Checkpointing(model, blocks).in_force(1), told.in_force(ON):
         passed(blocks).backward()
     assert told.largest == {0: 2, 1: 1, 2: 1}
     assert told.did.count(("forward", 2)) == 2

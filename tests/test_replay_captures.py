@@ -6,6 +6,7 @@ import contextlib
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -59,3 +60,33 @@ def test_the_update_is_captured_in_the_step_after_its_first_with_graphs() -> Non
     assert made.captures([micro(4)])
     made._update = object()  # type: ignore[assignment]
     assert not made.captures([micro(4)])
+
+
+@pytest.mark.parametrize(
+    ("free", "cap", "reserved", "released"),
+    [(12, 1.0, 5, False), (8, 1.0, 5, True), (100, 0.2, 5, False), (100, 0.1, 5, True)],
+)
+def test_graphs_are_released_before_an_eager_pass_that_would_not_fit_beside_them(
+    monkeypatch: pytest.MonkeyPatch, free: int, cap: float, reserved: int, released: bool
+) -> None:
+    """`free`, `reserved` and what the graphs keep (10) in GiB of a card of 100; `cap`: the allocator's share of it."""
+    gib = 1 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * gib, 100 * gib))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: cap)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved * gib)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    told: list[str] = []
+    made = replay()
+    made._say, made.step.device = told.append, torch.device("cpu")
+    made.make_room()
+    assert not told, "nothing to release"
+    key = made._key(micro(4))
+    made._captures[key] = object()  # type: ignore[assignment]
+    made.pool_bytes = 10 * gib
+    made.make_room()
+    assert made.live != released
+    assert [text.startswith("graphs released to make room") for text in told] == [True] * released
+    if released:  # and captured again when the shape comes for the second time
+        made.prepare([micro(4)])
+        assert made.captures([micro(4)])

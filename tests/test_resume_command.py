@@ -165,18 +165,23 @@ def recipe(batch_size: int = 4):
 
 
 def test_sigterm_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
+    """As timeout(1) sends it: to the process and to its group, so that the loader worker gets it too."""
     (tmp_path / "train.py").write_text(TRAIN)
 
     def command(*options: str) -> list[str]:
         return [sys.executable, "-m", "tui3090", "run", "train.py", "--headless", "--device", "cpu", *options]
 
     env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    run = subprocess.Popen(command("--run-dir", "r"), cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        command("--run-dir", "r", "--workers", "1"),
+        cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
     assert run.stdout is not None
     for line in run.stdout:
         if line.startswith("step "):
             break
     run.send_signal(signal.SIGTERM)
+    os.killpg(run.pid, signal.SIGTERM)
     said, _ = run.communicate(timeout=60)
     assert run.returncode == 128 + signal.SIGTERM
     [save] = saves(tmp_path / "r" / "saves")[0]

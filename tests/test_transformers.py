@@ -18,7 +18,7 @@ from tests.conftest import Train
 from tui3090.recipe import Recipe
 from tui3090.records import Change, Changed, Event, StepRecord
 from tui3090.settings import Settings
-from tui3090.techniques.checkpointing import checkpointed, find_blocks
+from tui3090.techniques.checkpointing import Checkpointing, find_blocks
 
 WORDS, LENGTH = 40, 9
 SPECIAL: dict[str, Any] = {"vocab_size": WORDS, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -91,7 +91,7 @@ def loss_and_gradients(model: nn.Module, name: str, every: int) -> tuple[torch.T
     batch = torch.utils.data.default_collate(rows(name, 4))
     model.zero_grad()
     torch.manual_seed(7)
-    with checkpointed(model, find_blocks(model), every):
+    with Checkpointing(model, find_blocks(model)).in_force(every):
         loss = model(**batch).loss
         loss.backward()
     return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -154,7 +154,7 @@ def test_the_key_value_cache_is_off_meanwhile_in_every_part() -> None:
 
     before = cached()
     assert any(before)
-    with checkpointed(model, find_blocks(model), 2):
+    with Checkpointing(model, find_blocks(model)).in_force(2):
         assert not any(cached())
     assert cached() == before
 

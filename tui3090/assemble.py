@@ -174,7 +174,8 @@ def choose_device(plan: RunPlan, say: Callable[[str, str], None]) -> tuple[torch
     if device.type == "cpu":
         if plan.vram_gib is not None:
             raise RecipeError("--vram caps a card's memory, and training runs on the CPU: leave it out.")
-        return device, f"CPU, {torch.get_num_threads()} threads", ""
+        threads = torch.get_num_threads()
+        return device, f"CPU, {threads} thread{'' if threads == 1 else 's'}", ""
     if device.type != "cuda":
         raise RecipeError(f"Training on {device.type} is not supported: --device takes cpu or cuda:0, cuda:1, …")
     count = torch.cuda.device_count()

@@ -39,6 +39,10 @@ SHARED_TENSORS = 64
 """Tensors of a dataset that loader workers are given as shared memory; a process can be sent 256 descriptors."""
 
 
+class WorkerDied(RecipeError):
+    """A loader worker is gone; its text says what may have killed it."""
+
+
 @dataclass(slots=True)
 class MicroBatch:
     """What one forward and backward works on."""
@@ -350,7 +354,7 @@ class Feed:
             if not self.workers or not _is_workers_death(error):
                 raise
             awaited = next(self._indices, torch.empty(0)).tolist()
-            raise RecipeError(shm.worker_died(error, awaited)) from error
+            raise WorkerDied(shm.worker_died(error, awaited)) from error
         self._waited += time.perf_counter() - began
         if batch is None:
             return None

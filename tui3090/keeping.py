@@ -87,7 +87,9 @@ class Keeper:
         if not notes.healthy:
             text = "was made while training looked as if it diverged: b goes back to the last good save"
             self._trainer.tell.say("save", f"The save {save.name} {text}", "warning")
+        self._trainer.updating = True  # until all is loaded: what is half loaded is never saved
         told = restore(self._trainer.job, self._trainer.schedule, save, self._trainer.plan.optimizer_state)
+        self._trainer.updating = False
         for sentence in told:
             self._trainer.tell.say("save", sentence, "warning")
         self._trainer.replay.release()  # graphs know the addresses of the optimizer's state

@@ -58,8 +58,8 @@ class Option:
         return harmless(f"{self.help} {note}")
 
 
-def options_of(function: ast.FunctionDef, source: str, path: Path) -> list[Option]:
-    """The options that the parameters of `function` in `source` are, in their order.
+def options_of(function: ast.FunctionDef, source: str, path: Path, described: bool = True) -> list[Option]:
+    """The options that the parameters of `function` in `source` are, in their order; with their help if `described`.
 
     A parameter of another type than int, float, str, bool, Path or a Literal of strings keeps its default and is no
     option. Raises RecipeError, naming `path` and the line, for one that can't be given at all.
@@ -70,14 +70,15 @@ def options_of(function: ast.FunctionDef, source: str, path: Path) -> list[Optio
             f"{path}, line {function.lineno}: recipe's parameters are given by name: remove the / after "
             f"{arguments.posonlyargs[-1].arg}."
         )
-    comments, described = _comments(source), _docstring_lines(function)
+    # reading every token takes a while, and without a help to show the screen would wait for it
+    comments, lines = (_comments(source), _docstring_lines(function)) if described else ({}, {})
     parameters = [*arguments.args, *arguments.kwonlyargs]
     missing = [None] * (len(arguments.args) - len(arguments.defaults))
     options = []
     for parameter, default in zip(parameters, [*missing, *arguments.defaults, *arguments.kw_defaults]):
         alone = sum(p.lineno == parameter.lineno for p in parameters) == 1
         beside = comments.get(parameter.lineno, "") if alone else ""
-        option = _option(parameter, default, described.get(parameter.arg) or beside)
+        option = _option(parameter, default, lines.get(parameter.arg) or beside)
         if option is not None:
             options.append(option)
         elif default is None:

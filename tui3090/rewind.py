@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -11,20 +13,26 @@ SMALL = 1 << 16
 """Elements of a buffer above which it is taken for a table or a mask, which no forward pass changes."""
 
 
-def forward_state(model: nn.Module) -> list[Tensor]:
-    """What a forward pass in training may leave in the model: running statistics, a spectral norm's vectors, counts.
+def holders(model: nn.Module) -> list[nn.Module]:
+    """Its modules that hold buffers; a transformer's have none. Looks at every module: not for each step."""
+    return [module for module in model.modules() if next(module.buffers(recurse=False), None) is not None]
+
+
+def forward_state(held: Iterable[nn.Module]) -> list[Tensor]:
+    """What a forward pass in training may leave in the modules: running statistics, a spectral norm's vectors, counts.
 
     The tensors share the buffers' memory and not their version counters: writing back what is there already must not
     look to autograd as if it had been changed.
     """
-    return [buffer.data for buffer in model.buffers() if buffer.numel() <= SMALL]
+    own = (buffer for module in held for buffer in module.buffers(recurse=False))
+    return [buffer.data for buffer in own if buffer.numel() <= SMALL]
 
 
 class Rewind:
     """Marks a moment, and goes back to it. Marking is cheap and waits for nothing: it comes with every window."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._state = forward_state(model)
+        self._state = forward_state(holders(model))
         self._kept = [buffer.clone() for buffer in self._state]
         self._card = torch.cuda.default_generators[device.index] if device.type == "cuda" else None
         self.mark()

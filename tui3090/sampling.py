@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 
 def mix(*numbers: int) -> int:
@@ -231,5 +231,7 @@ class SeededCollate:
 
     def __call__(self, samples: list[Any]) -> Any:
         assert isinstance(samples, _Samples)  # of SeededDataset
+        if self.collate is default_collate:  # which draws nothing: the random state would be kept and put back for it
+            return default_collate(list(samples))
         with seeded(mix(samples.seed, 1)):
             return self.collate(list(samples))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 
 from tui3090.guardian import HELD_BACK, PASSED_ON
 
 FORCE_AFTER_S = 10.0
 """From the first SIGINT or SIGTERM until the process leaves although training has not stopped."""
+
+
+SAME_S = 0.3
+"""Within it two are one: timeout(1), systemd and batch systems send one to the process and one to its group."""
 
 
 class Interrupts:
@@ -23,6 +28,8 @@ class Interrupts:
         self.first: int | None = None
         """The first signal that came; the exit status is 128 more."""
         self._came: Counter[int] = Counter()
+        self._counted: dict[int, float] = {}
+        """When the last one of each was counted."""
         for number in (signal.SIGINT, signal.SIGTERM, *PASSED_ON):
             signal.signal(number, self._note)
         # A closed terminal sends it to the whole group. Ignored, it is so in loader workers too, also after exec.
@@ -40,7 +47,10 @@ class Interrupts:
         return sum(max(came.get(number, 0), came.get(passed_on, 0)) for passed_on, number in PASSED_ON.items())
 
     def _note(self, number: int, _frame: object) -> None:
-        self._came[number] += 1
+        now = time.monotonic()
+        if now - self._counted.get(number, -SAME_S) >= SAME_S:
+            self._counted[number] = now
+            self._came[number] += 1
         if self.first is None:
             self.first = PASSED_ON.get(number, number)
 

@@ -41,13 +41,15 @@ _loaded: set[str] = set()
 """The names under which train.py files were imported: those may be imported anew."""
 
 
-def read_options(path: Path) -> list[Option]:
+def read_options(path: Path, described: bool = True) -> list[Option]:
     """The options of the train.py at `path`, in the order of its parameters, without importing it.
+
+    Their help stays empty where it is not wanted (`described`): it takes the longest to read.
 
     Raises RecipeError for a file that can't be read, has no `recipe` function, or one whose parameters can't be given.
     """
     source = _read(path)
-    return options_of(_find_recipe(path, source), source, path)
+    return options_of(_find_recipe(path, source), source, path, described)
 
 
 def parse_options(path: Path, argv: Sequence[str]) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def parse_options(path: Path, argv: Sequence[str]) -> dict[str, Any]:
 
     Raises RecipeError for an option or value that the train.py does not take, and whatever `read_options` raises.
     """
-    return parse(read_options(path), argv, path)
+    return parse(read_options(path, described=False), argv, path)
 
 
 def options_help(path: Path) -> str:

@@ -23,7 +23,7 @@ from tui3090.optimizers import waits_for_nothing
 from tui3090.recipe import Recipe, RecipeError
 from tui3090.settings import Settings
 from tui3090.techniques.amp import autocast, scaler
-from tui3090.techniques.checkpointing import checkpointed
+from tui3090.techniques.checkpointing import Checkpointing
 from tui3090.techniques.compile import Compiled
 from tui3090.techniques.offload import Offload
 from tui3090.techniques.tf32 import matmuls
@@ -81,6 +81,7 @@ class Step:
         self.settings = Settings()
         self.scaler = scaler(device)
         self.compiled = Compiled(model, blocks, recipe.loss)
+        self.checkpointing = Checkpointing(model, blocks)
         self.offload = Offload(model, blocks, device)
         self.place = place
         """Brings a micro-batch's tensors to the device."""
@@ -161,7 +162,7 @@ class Step:
         with (
             matmuls(self.settings),
             self.compiled.in_force(self.settings) as loss_of,
-            checkpointed(self.model, self.blocks, self.settings.checkpointing),
+            self.checkpointing.in_force(self.settings.checkpointing),
             self.offload.in_force(self.settings),
         ):
             self.mark("forward")

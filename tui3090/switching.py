@@ -5,7 +5,6 @@ All of it happens between two windows, or before a window that failed is run aga
 
 from __future__ import annotations
 
-import gc
 import time
 import traceback
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tui3090 import garbage
 from tui3090.feed import Window
 from tui3090.oom import explained
 from tui3090.records import Changed, Refused
@@ -140,6 +140,6 @@ class Switches:
         """Drop what can be made again: graphs, gradients, the allocator's cache."""
         self._trainer.replay.release()
         self._trainer.job.step.drop_gradients()
-        gc.collect()
+        garbage.collect()
         if self._trainer.job.machine.cuda:
             torch.cuda.empty_cache()

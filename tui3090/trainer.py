@@ -13,9 +13,10 @@ from functools import partial
 
 import torch
 
+from tui3090 import garbage
 from tui3090.assemble import Job, assemble
 from tui3090.evaluation import evaluate
-from tui3090.feed import Window
+from tui3090.feed import Window, WorkerDied
 from tui3090.keeping import Keeper, export_result
 from tui3090.ledger import FlopTally, Ledger, Running
 from tui3090.link import Commands
@@ -47,6 +48,9 @@ from tui3090.techniques.compile import why_failed
 from tui3090.techniques.graph import Replay
 from tui3090.telling import Teller
 from tui3090.watchdog import Gradients, Watchdog
+
+HEARD_S = 1.0
+"""How long after a signal training has been asked to stop at the latest."""
 
 
 class Stopped(Exception):
@@ -80,6 +84,8 @@ class Trainer:
         self.evaluated = False
         """Whether the epoch is over and was evaluated."""
         self._last_end: torch.cuda.Event | None = None
+        self._settled_in = False
+        """Whether what a run makes at its start and keeps was set aside."""
         self.shortage = ""
         """What torch said when memory was full the last time, explained."""
         self.step = 0
@@ -95,7 +101,10 @@ class Trainer:
             try:
                 self._train()
                 ended = "finished", f"after {self.step} steps"
-            except Stopped:
+            except (Stopped, WorkerDied) as error:
+                # a SIGTERM to all processes of the run ends its workers before training hears of it
+                if isinstance(error, WorkerDied) and not self.commands.stop.wait(HEARD_S):
+                    raise
                 ended = "stopped", f"by you, after {self.step} steps"
             self._keep("the end" if ended[0] == "finished" else "stopped")
             export_result(self)
@@ -128,6 +137,7 @@ class Trainer:
             self.tell.state("failed", describe(error, self.plan.recipe))
             return 1 if self.step else 2
         finally:
+            garbage.restore()
             if hasattr(self, "job"):
                 self.job.feed.close()
 
@@ -205,7 +215,8 @@ class Trainer:
         if micro_batches:
             job.step.mark("optimizer")
             self.updating = True
-            self.runner.update()
+            with garbage.later():
+                self.runner.update()
             self.updating = False
             job.step.mark("end")
         self.unfinished = None  # whatever fails from here on, its samples are in the weights
@@ -253,17 +264,18 @@ class Trainer:
         return self._accumulate(window)
 
     def _accumulated(self, window: Window) -> bool:
-        micro_batches, replayed = window.weighed, 0
-        self.runner.prepare(micro_batches)
+        micro_batches, weight, replayed = window.weighed, window.weight, 0
+        with garbage.later():
+            self.runner.prepare(micro_batches)
         for number, micro in enumerate(micro_batches):
             if self.commands.stop_now.is_set():
                 raise Stopped
-            share, first = micro.weight / window.weight, number == 0
+            share, first = micro.weight / weight, number == 0
             if isinstance(self.runner, Replay) and self.runner.replays(micro):
                 self.runner.accumulate(micro, share, first)
                 replayed += 1
             else:
-                with self._flops.counting(micro, self.job.settings):
+                with self._flops.counting(micro, self.job.settings), garbage.later():
                     self.runner.accumulate(micro, share, first)
         return 0 < replayed == len(micro_batches)
 
@@ -330,6 +342,10 @@ class Trainer:
 
     def _boundary(self) -> None:
         """Take what was asked for since the last window began; while paused, by key or alarm, wait here for more."""
+        if self.step and not self._settled_in:
+            self._settled_in = True
+            self.interrupt()  # the pause is no window's time
+            garbage.freeze()
         self.keeper.if_due()
         alarm = self.watchdog.alarm
         paused, why = alarm is not None, alarm.paused if alarm is not None else ""

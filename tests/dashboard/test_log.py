@@ -32,7 +32,7 @@ def test_events_and_output_are_merged_newest_first() -> None:
         "01:46:20 output   Map: 100 %",
         "01:46:10 train    step 1 400",
     ]
-    assert texts([log.line(seen, 60, NOW)]) == ["01:46:30 key      accumulation 1 → 2"]
+    assert texts([log.line(seen, 60, NOW)]) == ["01:46 key accumulation 1 → 2"]
     assert texts(log.rows(seen, 60, 1, NOW)) == ["01:46:30 key      accumulation 1 → 2"]
 
 

@@ -26,7 +26,7 @@ from tests.dashboard.views import (
 from tui3090.dashboard.panels import changes, footer, header, techniques, try_next
 from tui3090.dashboard.panels.footer import ANSWERED_S
 from tui3090.dashboard.view import Pending, View
-from tui3090.records import Available, Changed, Event, Reading, Resumed, State
+from tui3090.records import Available, Changed, Event, Reading, Resumed, Saved, State
 from tui3090.runlog import RecordReader
 from tui3090.settings import CORES, TECHNIQUES, Settings
 
@@ -60,8 +60,20 @@ class TestHeader:
     def test_the_narrow_form(self) -> None:
         assert texts(header.rows(running(), 80, 2, NOW)) == [
             " ● TRAINING  bert-large  1 412/6 000  24 %  left 1 h 16 min → 03:03",
-            "   16 000 tok/s   1.00 s/step   0 skipped   epoch 1/3   cuda:0 RTX 3090",
+            "   16 000 tok/s   1.00 s/step   epoch 1/3   cuda:0 RTX 3090   elapsed 15 min",
         ]
+        seen = running()
+        saved = Saved(time=NOW - 180, step=1250, name="s", seconds=4.1, waited_s=0.3, reason="by you", bytes=9)
+        seen.absorb([saved])
+        assert texts(header.rows(seen, 80, 2, NOW))[1] == (
+            "   16 000 tok/s   1.00 s/step   saved 3 min ago   epoch 1/3   cuda:0 RTX 3090"
+        )
+
+    def test_a_speed_that_is_not_known_says_why(self) -> None:
+        seen = running()
+        seen.absorb([Changed(time=NOW, step=1413, technique="tf32", old=False, new=True)])
+        assert "speed n/a: no step since the change" in texts(header.rows(seen, 80, 2, NOW))[1]
+        assert "n/a s/step" not in texts(header.rows(seen, 160, 2, NOW))[1]
 
     @pytest.mark.parametrize("width", [80, 160])
     def test_what_training_waits_for(self, width: int) -> None:
@@ -205,8 +217,8 @@ class TestChanges:
             "  251  a bf16  10 780→15 450  16.5→12.4  760→530  same",
             "  733  c all   15 450→11 900  12.4→5.4   760→530  higher",
             "1 320  w 4     too noisy to tell (±3 %)",
-            "1 330  - 1     measured with the next one",
-            "1 330  t on    not measured: too few steps before the next",
+            "1 330  - 1     together with the next one",
+            "1 330  t on    not measured: the next one came too soon",
             "1 331  p 2     not measured: too few steps before it",
         ]
         assert role_of(changes.rows(seen, 57, 8, NOW), "15 450→11 900") == "bad"
@@ -250,7 +262,7 @@ class TestChanges:
         seen = view(*RecordReader(Path(__file__).parent.parent / "data" / "h200.jsonl").read(), live=False)
         assert texts(changes.rows(seen, 66, 6, NOW))[1:3] == [
             " 137  a bf16  146 100→294 300  10.6→8.9  56.1→27.8  same  +100 %",
-            " 275  c 2nd   not measured: too few steps before the next",
+            " 275  c 2nd   not measured: the next one came too soon",
         ]
 
     def test_how_far_a_measurement_is(self) -> None:
@@ -273,9 +285,7 @@ class TestChanges:
         assert texts(changes.rows(seen, 70, 2, NOW)) == ["   9  t on ▸ waiting for the step to end, 20 s"]
 
     def test_before_the_first(self) -> None:
-        assert texts(changes.rows(View(), 70, 8, NOW)) == [
-            "none yet: a technique's key, pressed while it trains, makes one"
-        ]
+        assert texts(changes.rows(View(), 70, 8, NOW)) == ["none yet: a technique's key makes one while it trains"]
 
     def test_a_technique_of_another_version_is_shown_as_it_stands(self) -> None:
         seen = view(Changed(time=NOW, step=3, technique="fsdp\x1b[2J", old="a", new="b"))
@@ -311,7 +321,9 @@ class TestTryNext:
         assert texts([try_next.line(self.seen(), 60, NOW)])[0].endswith("   2 more")
 
     def test_nothing(self) -> None:
-        assert texts(try_next.rows(View(), 60, 3, NOW)) == ["comes with the figures of some steps"]
+        assert texts(try_next.rows(View(), 60, 3, NOW)) == ["nothing yet: it takes the figures of some steps"]
+        ended = view(step(3), State(time=NOW, state="stopped"))
+        assert texts(try_next.rows(ended, 60, 3, NOW)) == ["nothing: too few steps to tell"]
         seen = view(started(device="cpu"), *(step(n, stall_s=0.0) for n in range(30)))
         assert texts(try_next.rows(seen, 60, 3, NOW)) == ["nothing: no figure of this run stands out"]
 
@@ -328,12 +340,18 @@ class TestFooter:
     def test_the_keys_as_many_as_fit(self) -> None:
         assert texts([footer.line(View(), 160, NOW)]) == [
             " space pause   s save   e evaluate   r Tensor Cores   m activations   l log   1-7 zoom   u undo"
-            "   n lock keys   x picture   ? help   q leave"
+            "   n lock   x picture   ? help   q leave"
         ]
         assert texts([footer.line(View(), 80, NOW)]) == [
-            " space pause   l log   1-7 zoom   u undo   n lock keys   ? help   q leave"
+            " space pause   s save   l log   1-7 zoom   u undo   n lock   ? help   q leave"
         ]
         assert texts([footer.line(View(), 12, NOW)]) == [" q leave"]
+
+    def test_only_the_keys_that_do_something_now(self) -> None:
+        paused = view(step(3), State(time=NOW, state="paused"))
+        assert texts([footer.line(paused, 160, NOW)])[0].startswith(" space go on   b back to the last save   s save")
+        ended = view(step(3), State(time=NOW, state="finished"))
+        assert texts([footer.line(ended, 80, NOW)]) == [" l log   1-7 zoom   x picture   ? help   q leave"]
 
     def test_an_answer_stands_for_some_seconds(self) -> None:
         seen = View(answer="Nothing to undo.", answer_time=NOW)

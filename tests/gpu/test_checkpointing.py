@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.test_checkpointing import ByKeyword
-from tui3090.techniques.checkpointing import checkpointed
+from tui3090.techniques.checkpointing import Checkpointing
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"), pytest.mark.timeout(120)]
 
@@ -19,7 +19,7 @@ def test_a_block_that_takes_its_input_by_keyword_draws_the_same_dropout(determin
     def run(every: int) -> tuple[list[torch.Tensor], torch.Tensor]:
         torch.manual_seed(1)
         blocks.zero_grad()
-        with checkpointed(blocks, list(blocks), every):
+        with Checkpointing(blocks, list(blocks)).in_force(every):
             hidden = x
             for block in blocks:
                 hidden, _ = block(hidden=hidden, mask=mask, context_fn=2.0)

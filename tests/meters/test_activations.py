@@ -7,14 +7,14 @@ from torch import nn
 
 from tests.reference import Blocks
 from tui3090.meters.activations import ActivationMeter
-from tui3090.techniques.checkpointing import checkpointed, find_blocks
+from tui3090.techniques.checkpointing import Checkpointing, find_blocks
 
 
 def measured(model: nn.Module, x: torch.Tensor, every: int = 0) -> tuple[int, dict[str, int]]:
     """The total, and each layer's bytes."""
     blocks = find_blocks(model)
     meter = ActivationMeter(model, blocks)
-    with checkpointed(model, blocks, every):
+    with Checkpointing(model, blocks).in_force(every):
         meter.enter()
         loss = model(x).pow(2).sum()
         meter.exit()

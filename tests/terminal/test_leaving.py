@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 
 import pytest
 
 from tests.terminal.pty_shell import COMMAND, TRAIN, Shell
+from tui3090.signals import SAME_S
 
 HANGS = TRAIN.replace("x = torch", "open('hanging', 'w'); import time; time.sleep(1000)\n        x = torch")
 
@@ -46,7 +48,9 @@ def test_a_second_signal_leaves_a_training_that_hangs(shell: Shell) -> None:
     shell.command(f"{COMMAND} run train.py --run-dir run")
     shell.wait(lambda: (shell.folder / "hanging").exists())
     shell.process().terminate()
+    again = time.monotonic() + SAME_S
     shell.wait(lambda: "SIGTERM: stopping" in (shell.folder / "run" / "records.jsonl").read_text())
+    shell.wait(lambda: time.monotonic() > again)
     shell.process().terminate()
     assert shell.status(8) == 143
     assert shell.restored

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from tui3090.dashboard.governor import Governor
 from tui3090.dashboard.keys import SETTLE_S, Keys
 from tui3090.dashboard.layout import places
 from tui3090.dashboard.panel import Panel
+from tui3090.dashboard.panels.footer import ANSWERED_S
 from tui3090.dashboard.source import Source
 from tui3090.dashboard.text import clean
 from tui3090.dashboard.view import View
@@ -109,6 +111,7 @@ class Dashboard(App[int]):
         self._dialog: Dialog | None = None
         self._zoomed = ""
         self._reading_on: Timer | None = None
+        self._forgetting: Timer | None = None
         self._output = Tail(RunFolder(Path(view.folder).absolute()).output) if view.folder else None
 
     def compose(self) -> ComposeResult:
@@ -181,8 +184,17 @@ class Dashboard(App[int]):
 
     def _answer(self) -> None:
         """Paint at once what a key did; that is not charged to the frames' budget."""
+        if self._forgetting is not None:
+            self._forgetting.stop()
+        if self._view.answer:  # of a run that is over the time on screen stands still: it would never get old
+            self._forgetting = self.set_timer(ANSWERED_S, partial(self._forget, self._view.answer))
         self._paint()
         self.call_after_refresh(self._governor.excuse)
+
+    def _forget(self, answer: str) -> None:
+        if self._view.answer == answer:
+            self._view.answer = ""
+            self._paint()
 
     def _put(self, size: Size | None = None) -> None:
         width, height = size or self.size

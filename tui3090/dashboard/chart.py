@@ -8,6 +8,7 @@ told apart without colour.
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -162,7 +163,7 @@ def _range(columns: _Columns) -> tuple[float, float]:
         least = lows[0]
     if most - least <= max(1e-9 * max(abs(most), abs(least)), 1e-200):
         room = abs(most) * 0.05 if abs(most) > 1e-100 else 1.0
-        return least - room, most + room
+        return max(least - room, -sys.float_info.max), min(most + room, sys.float_info.max)
     return least, most
 
 

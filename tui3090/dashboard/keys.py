@@ -105,7 +105,7 @@ class Keys:
         value = pending.value if pending else view.value(name)
         wanted = technique.after(value, backwards)
         if refused := refusal(view, technique, wanted):
-            self.answer(f"{technique.title}: {refused}")
+            self._refused(technique, refused)
         elif wanted == value:
             end = "least" if backwards else "most"
             self.answer(f"{technique.title}: {technique.label(value)} is the {end}.")
@@ -124,9 +124,12 @@ class Keys:
         if technique is None:
             self.answer(f"{clean(last.technique)}: {LATER}")
         elif refused := refusal(self._view, technique, last.old):
-            self.answer(f"{technique.title}: {refused}")
+            self._refused(technique, refused)
         else:
             self._ask(technique, last.old)
+
+    def _refused(self, technique: Technique, reason: str) -> None:
+        self.answer(reason if technique.title.lower() in reason.lower() else f"{technique.title}: {reason}")
 
     def _ask(self, technique: Technique, value: Value) -> None:
         view, name = self._view, technique.name
@@ -183,7 +186,7 @@ class Keys:
             self.answer("This recipe has no eval_data to evaluate on.")
             return
         self._send(Evaluate())
-        self.answer("Evaluation comes at the end of the step.")
+        self.answer(f"Evaluating {self._when()}.")
 
     def profile(self) -> None:
         """Read with the next step which kernels run and whether they use the Tensor Cores."""
@@ -207,7 +210,11 @@ class Keys:
         if self.refuses():
             return
         self._send(MakeSave())
-        self.answer("Saving at the end of the step; training waits for the copy alone.")
+        self.answer(f"Saving {self._when()}; training waits for the copy alone.")
+
+    def _when(self) -> str:
+        """When a command is obeyed."""
+        return {"loading": "before the first step", "paused": "now"}.get(self._view.doing, "at the end of the step")
 
     def go_back(self) -> None:
         """While paused: back to the last good save, which costs the steps since."""

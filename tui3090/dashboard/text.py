@@ -14,6 +14,7 @@ Nothing here imports Textual. Widths are terminal cells by rich's table, which i
 from __future__ import annotations
 
 import math
+import re
 import time
 import unicodedata
 
@@ -92,6 +93,15 @@ def fit_row(row: Row, cells: int) -> Row:
             fitted.append((text, role))
         left -= size
     return fitted
+
+
+def brief(sentence: str, cells: int) -> str:
+    """A sentence from outside; where it takes more than `cells` cells what it needs, or its first clause."""
+    words = clean(sentence)
+    if width(words) > cells:
+        _, needs, what = words.partition(" needs ")
+        words = re.split(r", |: | \(|; |\.$", f"needs {what}" if needs else words)[0]
+    return cut(words, cells)
 
 
 def spread(left: Row, right: Row, cells: int) -> Row:

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from tui3090.advice import Advice, advise
-from tui3090.facts import Facts
+from tui3090.dashboard import told
 from tui3090.gains import Gains
 from tui3090.records import (
     OVER,
@@ -35,7 +35,11 @@ from tui3090.records import (
     State,
     StepRecord,
 )
-from tui3090.settings import BY_NAME, Settings, Value, named
+from tui3090.settings import BY_NAME, Settings, Value
+
+if TYPE_CHECKING:
+    from tui3090.advice import Advice
+    from tui3090.facts import Facts
 
 SMOOTHING = 0.02
 """Weight of a new loss in the smoothed one."""
@@ -222,8 +226,8 @@ class View:
     """Step, technique and new value of a change -> what it brought, once that is known."""
     measuring: Gains = field(default_factory=Gains)
     """For its progress, and for the gains of a log that holds none."""
-    facts: Facts = field(default_factory=Facts)
-    """What advice is drawn from."""
+    _facts: Facts | None = None
+    """What advice is drawn from; None: no record has come."""
     _advice: list[Advice] = field(default_factory=list)
     _advised: tuple[float, int] = (-math.inf, 0)
     """Time and number of changes when it was last drawn."""
@@ -277,11 +281,20 @@ class View:
 
     def advice(self) -> list[Advice]:
         """What to try next; drawn anew after a change and every `ADVISE_S`, by the records' time."""
+        if self._facts is None:
+            return []
+        from tui3090.advice import advise
+
         last = self.reading.time if self.reading is not None else self.step.time if self.step is not None else 0.0
-        changes = len(self.facts.gains) + len(self.changes)
+        changes = len(self._facts.gains) + len(self.changes)
         if not abs(last - self._advised[0]) < ADVISE_S or changes != self._advised[1]:
-            self._advice, self._advised = advise(self.facts), (last, changes)
+            self._advice, self._advised = advise(self._facts), (last, changes)
         return self._advice
+
+    @property
+    def advisable(self) -> bool:
+        """Whether there are figures enough to draw advice from."""
+        return self._facts is not None and self._facts.steady
 
     def _recent_seconds(self) -> float:
         return sum([step.seconds * step.steps for step in self.recent])
@@ -293,7 +306,11 @@ class View:
             any_ = True
             if self.first_time is None:
                 self.first_time = record.time
-            self.facts.absorb(record)
+            if self._facts is None:
+                from tui3090.facts import Facts  # not at the top: the first paint would wait for it
+
+                self._facts = Facts()
+            self._facts.absorb(record)
             if (gain := self.measuring.absorb(record)) is not None:
                 self._brought(gain)
             match record:
@@ -318,10 +335,10 @@ class View:
                     self.phases.clear()
                     self.profiled = self.activations = None
                     self._settled(record.technique, record.new)
-                    told = _in_force(record)
-                    self.events.append(told)
+                    event = told.in_force(record)
+                    self.events.append(event)
                     if self.live:
-                        self.answer, self.answer_time = told.text, told.time
+                        self.answer, self.answer_time = event.text, event.time
                 case Gain():
                     self._brought(record)
                 case Refused():
@@ -342,12 +359,12 @@ class View:
                         self._settled(record.technique, None)
                 case Saved():
                     self.saved = record
-                    self.events.append(_saved(record))
+                    self.events.append(told.saved(record))
                 case Resumed():
                     self._back_to(record)
                 case Evaluated():
                     self.evaluated.append(record)
-                    self.events.append(_evaluated(record))
+                    self.events.append(told.evaluated(record))
                 case Event():
                     self.events.append(record)
                     self.warnings += record.level != "info"
@@ -372,10 +389,10 @@ class View:
             while kept and kept[-1].step > record.step:
                 kept.pop()
         self.gains = {key: gain for key, gain in self.gains.items() if gain.step <= record.step}
-        told = f"goes on from {record.name}, step {record.step}"
-        self.events.append(Event(time=record.time, level="info", source="save", text=told))
+        where = f"goes on from {record.name}, step {record.step}"
+        self.events.append(Event(time=record.time, level="info", source="save", text=where))
         if self.live:
-            self.answer, self.answer_time = f"Training {told}.", record.time
+            self.answer, self.answer_time = f"Training {where}.", record.time
 
     def _settled(self, technique: str, value: Value | None) -> None:
         """Forget what was asked for, now that it is in force or (None) can't be."""
@@ -405,26 +422,3 @@ class View:
                 self.skip_reasons[record.skipped] = self.skip_reasons.get(record.skipped, 0) + record.steps
         if record.skipped != "no labels":
             self.loss.add(record.step, record.loss, record.steps)
-
-
-def _in_force(change: Changed) -> Event:
-    """A change as the log tells it."""
-    title, old, new = named(change.technique, change.old, change.new)
-    text = f"{title} {old} → {new}, in force from step {change.step}"
-    return Event(time=change.time, level="info", source=change.origin, text=text)
-
-
-def _saved(save: Saved) -> Event:
-    """A save as the log tells it."""
-    text = (
-        f"step {save.step} in {save.seconds:.1f} s, training waited {save.waited_s:.2f} s → saves/{save.name} "
-        f"({save.reason})"
-    )
-    return Event(time=save.time, level="info", source="save", text=text)
-
-
-def _evaluated(evaluation: Evaluated) -> Event:
-    """An evaluation as the log tells it."""
-    loss = "n/a: no batch has a label" if evaluation.loss is None else f"{evaluation.loss:.4g}"
-    text = f"step {evaluation.step}: loss {loss}  {evaluation.metrics}".rstrip() + f", {evaluation.seconds:.1f} s"
-    return Event(time=evaluation.time, level="info", source="eval", text=text)

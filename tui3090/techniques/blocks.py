@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,13 +24,18 @@ def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator
             own["forward"] = before
 
 
-@contextmanager
-def no_key_value_cache(model: nn.Module) -> Iterator[None]:
-    """transformers' key-value cache, which training has no use for, is off: recomputation would fill it twice, and the
-    compiler would compile each block anew for the place it has in it. Parts of a model may have a config of their own.
-    """
+def configs_of(model: nn.Module) -> list[Any]:
+    """Those of transformers; parts of a model may have one of their own. Looks at every module: not for each step."""
     configs = {id(config): config for module in model.modules() if (config := vars(module).get("config")) is not None}
-    caching: list[Any] = [config for config in configs.values() if getattr(config, "use_cache", False)]
+    return list(configs.values())
+
+
+@contextmanager
+def no_key_value_cache(configs: Iterable[Any]) -> Iterator[None]:
+    """transformers' key-value cache, which training has no use for, is off: recomputation would fill it twice, and the
+    compiler would compile each block anew for the place it has in it.
+    """
+    caching = [config for config in configs if getattr(config, "use_cache", False)]
     for config in caching:
         config.use_cache = False
     try:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tui3090.meters.flops import recompute_context
-from tui3090.rewind import forward_state
+from tui3090.rewind import forward_state, holders
 from tui3090.settings import Settings
-from tui3090.techniques.blocks import forward_replaced, no_key_value_cache
+from tui3090.techniques.blocks import configs_of, forward_replaced, no_key_value_cache
 
 if TYPE_CHECKING:
     from tui3090.techniques import Machine
@@ -43,29 +43,36 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     return [block for child in model.children() for block in find_blocks(child)]
 
 
-@contextmanager
-def checkpointed(model: nn.Module, blocks: Sequence[nn.Module], every: int) -> Iterator[None]:
-    """Every `every`-th of `blocks` recomputed in backward; 0: none. Afterwards the model is as it was.
+class Checkpointing:
+    """Recomputes a model's blocks. What it has to look for in the model it finds once, not with every step."""
 
-    Must stay entered until backward is over.
-    """
-    if not every:
-        yield
-        return
-    with ExitStack() as undo:
-        undo.enter_context(no_key_value_cache(model))
-        for block in blocks[::every]:
-            undo.enter_context(forward_replaced(block, _recomputed(block)))
-        yield
+    def __init__(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        self._configs = configs_of(model)
+        self._blocks = [(block, holders(block)) for block in blocks]
+
+    @contextmanager
+    def in_force(self, every: int) -> Iterator[None]:
+        """Every `every`-th block is recomputed in backward; 0: none. Afterwards the model is as it was.
+
+        Must stay entered until backward is over.
+        """
+        if not every:
+            yield
+            return
+        with ExitStack() as undo:
+            undo.enter_context(no_key_value_cache(self._configs))
+            for block, held in self._blocks[::every]:
+                undo.enter_context(forward_replaced(block, _recomputed(block, held)))
+            yield
 
 
-def _recomputed(block: nn.Module) -> Callable[..., Any]:
-    """The block's forward under torch's checkpoint.
+def _recomputed(block: nn.Module, held: Sequence[nn.Module]) -> Callable[..., Any]:
+    """The block's forward under torch's checkpoint; `held` are its modules that hold buffers.
 
     torch looks for the card whose random state it must put back among the positional arguments alone: with a block that
     takes its input by keyword, the recomputation would draw another dropout. So all are handed over by position.
     """
-    forward, contexts = block.forward, partial(_contexts, forward_state(block))
+    forward, contexts = block.forward, partial(_contexts, forward_state(held))
 
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         names, count = tuple(kwargs), len(args)

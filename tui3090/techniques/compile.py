@@ -27,7 +27,7 @@ from torch import nn
 from tui3090.meters.flops import counting
 from tui3090.recipe import default_loss
 from tui3090.settings import CORES, Settings
-from tui3090.techniques.blocks import forward_replaced, no_key_value_cache
+from tui3090.techniques.blocks import configs_of, forward_replaced, no_key_value_cache
 
 if TYPE_CHECKING:
     from tui3090.techniques import Machine
@@ -83,6 +83,7 @@ class Compiled:
         self.progress: Callable[[str], None] = lambda text: None
         """Takes what is being compiled."""
         self._model = model
+        self._configs = configs_of(model)
         self._loss = loss
         self._pieces = list(blocks) or [model]
         self._takes_loss = bool(blocks) and loss is not default_loss  # which only asks the model for its own
@@ -120,7 +121,7 @@ class Compiled:
         variants = VARIANTS + len(self._pieces)
         self._seconds, self._times, self._ran, self._before = 0.0, 0, False, _breaks()
         with ExitStack() as undo:
-            undo.enter_context(no_key_value_cache(self._model))
+            undo.enter_context(no_key_value_cache(self._configs))
             undo.enter_context(dynamo.patch(recompile_limit=variants, accumulated_recompile_limit=max(256, variants)))
             if hasattr(functorch, "backward_pass_autocast"):  # an older torch has no choice
                 undo.enter_context(functorch.patch(backward_pass_autocast="off"))  # as eager does it

@@ -9,7 +9,6 @@ warms the libraries up, keeps a second real batch to check the capture with, and
 
 from __future__ import annotations
 
-import gc
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from tui3090 import garbage
 from tui3090.sampling import host_states, restore_host
 from tui3090.settings import Settings
 from tui3090.techniques.masks import MaskAnswers
@@ -101,15 +101,14 @@ class Replay:
         self.step.keep_gradients = False
         if had:
             torch.cuda.synchronize(self.step.device)  # nothing may still be replaying; this is no step's hot path
-            gc.collect()
+            garbage.collect()
             torch.cuda.empty_cache()
 
     def make_room(self) -> None:
         """Before an eager pass: release the graphs if what they hold may be missed."""
         if not self.live:
             return
-        free, _ = torch.cuda.mem_get_info(self.step.device)
-        if free < self.pool_bytes:
+        if _room(self.step.device) < self.pool_bytes:
             self.release()
             self._say("graphs released to make room for an eager pass; they are captured again after it")
 
@@ -314,6 +313,13 @@ class Replay:
             return None
         self._measure_pool()
         return update
+
+
+def _room(device: torch.device) -> float:
+    """Bytes that the allocator may still take: what the card has free, or what a cap on the allocator leaves."""
+    free, total = torch.cuda.mem_get_info(device)
+    cap = total * torch.cuda.get_per_process_memory_fraction(device)
+    return min(free, cap - torch.cuda.memory_reserved(device))
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def unavailable(machine: Machine, settings: Settings) -> str | None:
     if not settings.offload:
         return None
     if not machine.cuda:
-        return "Offload moves activations off a card, and training runs on the CPU."
+        return "Offload needs an NVIDIA card to move activations off, and training runs on the CPU."
     if machine.blocks <= STAY:
         return f"Offload needs more than {STAY} blocks to follow: give Recipe(blocks=[...])."
     return None

@@ -13,5 +13,5 @@ if TYPE_CHECKING:
 def unavailable(machine: Machine, settings: Settings) -> str | None:
     """There is nowhere to copy ahead to on the CPU."""
     if settings.prefetch and not machine.cuda:
-        return "Prefetch copies to a card ahead of time, and training runs on the CPU."
+        return "Prefetch needs an NVIDIA card to copy to, and training runs on the CPU."
     return None

@@ -34,7 +34,7 @@ def rows(view: View, cells: int, height: int, now: float) -> list[Row]:
     room = height - len(view.pending) - (height >= HEADED)
     shown = list(view.changes)[-room:] if room > 0 else []
     if not shown and not view.pending:
-        return [[("none yet: a technique's key, pressed while it trains, makes one", "dim")]]
+        return [[("none yet: a technique's key makes one while it trains", "dim")]]
     gains = [gain for change in shown if (gain := view.gains.get(_key(change))) is not None]
     start = max((width(_what(change.technique, change.old, change.new)) for change in shown), default=6)
     start = min(max(start, 6), 16)
@@ -140,7 +140,7 @@ def _unmeasured(view: View, change: Changed) -> str:
         later = list(view.changes)
         following = later[later.index(change) + 1]
         same = following.step == change.step
-        return "measured with the next one" if same else "not measured: too few steps before the next"
+        return "together with the next one" if same else "not measured: the next one came too soon"
     if view.over:
         return "not measured: too few steps"
     progress = view.measuring.progress

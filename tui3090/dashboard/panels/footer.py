@@ -12,20 +12,23 @@ ANSWERED_S = 6.0
 KEYS = (
     ("q", "leave"),
     ("?", "help"),
-    ("n", "lock keys"),
+    ("n", "lock"),
     ("u", "undo"),
     ("1-7", "zoom"),
     ("space", "pause"),
+    ("s", "save"),
     ("l", "log"),
+    ("b", "back to the last save"),
     ("e", "evaluate"),
     ("x", "picture"),
-    ("s", "save"),
     ("r", "Tensor Cores"),
     ("m", "activations"),
 )
 """The most important first: from the end they give way where there is little room."""
-SHOWN = ("space", "s", "e", "r", "m", "l", "1-7", "u", "n", "x", "?", "q")
+SHOWN = ("space", "b", "s", "e", "r", "m", "l", "1-7", "u", "n", "x", "?", "q")
 """From left to right."""
+OVER = ("l", "1-7", "x", "?", "q")
+"""What a run that is over still answers to."""
 
 
 def note(view: View, now: float) -> str:
@@ -45,7 +48,7 @@ def line(view: View, width: int, now: float) -> Row:
     if view.locked:
         return [(" keys locked", "warn"), ("   n unlocks   1-7 zoom   ? help   ctrl+q leave", "dim")]
     words = dict(KEYS) | _words(view)
-    wanted = [key for key, _ in KEYS]
+    wanted = [key for key, _ in KEYS if (key in OVER if view.over else key != "b" or view.doing == "paused")]
     while wanted and row_width(_row(wanted, words)) > width:
         wanted.pop()
     return _row(wanted, words)

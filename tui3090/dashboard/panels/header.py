@@ -5,7 +5,19 @@ from __future__ import annotations
 import math
 
 from tui3090.dashboard.figures import beside, wrapped
-from tui3090.dashboard.text import GIB, Row, clean, clock, duration, number, percent, rounded, row_width, spread
+from tui3090.dashboard.text import (
+    GIB,
+    UNKNOWN,
+    Row,
+    clean,
+    clock,
+    duration,
+    number,
+    percent,
+    rounded,
+    row_width,
+    spread,
+)
 from tui3090.dashboard.view import View
 from tui3090.records import Started, StepRecord
 
@@ -143,12 +155,12 @@ def _end_clock(end: float, now: float) -> str:
 
 def _second(view: View, width: int, now: float) -> Row:
     wide = width >= WIDE
-    device, speed = _device(view, wide), _speed(view, wide)
+    device, speed = _device(view, wide), _speed(view, wide, now)
     parts = [*device, *speed] if wide else [*speed, *device]
     if view.first_time is not None:
         end = view.state.time if view.over else now
         parts.append([(f"elapsed {duration(end - view.first_time)}", "plain")])
-    if view.saved is not None:
+    if wide:
         parts.append(_saved(view, wide, now))
     indent = " " * 11 if wide else " " * 3
     row = beside([[(indent, "plain"), *parts[0]], *parts[1:]], width)
@@ -160,7 +172,8 @@ def _second(view: View, width: int, now: float) -> Row:
 
 def _saved(view: View, wide: bool, now: float) -> Row:
     """How much work is safe."""
-    assert view.saved is not None
+    if view.saved is None:
+        return []
     if view.over:
         return [(f"saved: step {number(view.saved.step)}", "good")]
     ago = f"saved {duration(max(0.0, now - view.saved.time))} ago"
@@ -179,16 +192,20 @@ def _device(view: View, wide: bool) -> list[Row]:
     return [[(text, "plain")]]
 
 
-def _speed(view: View, wide: bool) -> list[Row]:
+def _speed(view: View, wide: bool, now: float) -> list[Row]:
     if view.step is None:
         return []
     rate, unit = view.throughput()
+    if rate is None:
+        return [[(f"speed {UNKNOWN}: no step since the change", "plain")], *([] if wide else [_saved(view, wide, now)])]
     parts: list[Row] = [
-        [(f"{number(rate, 0 if rate is None or rate >= 100 else 1)} {unit}", "bold")],
+        [(f"{number(rate, 0 if rate >= 100 else 1)} {unit}", "bold")],
         [(f"{rounded(view.seconds_per_step())} s/step", "plain")],
     ]
     if not wide:
-        parts.append([(f"{number(view.skipped)} skipped", "warn" if view.skipped else "plain")])
+        parts.append(_saved(view, wide, now))
+        if view.skipped:
+            parts.append([(f"{number(view.skipped)} skipped", "warn")])
         if view.started:
             parts.append([(f"epoch {_epoch(view.started, view.step)}/{view.started.epochs}", "plain")])
     return parts

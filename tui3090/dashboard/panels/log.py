@@ -47,7 +47,10 @@ def rows(view: View, width: int, height: int, now: float) -> list[Row]:
 
 def line(view: View, width: int, now: float) -> Row:
     """The newest line."""
-    return shown(rows(view, width, 1, now), width, 1)[0]
+    if not view.events and not view.output and not view.unfinished:
+        return shown(rows(view, width, 1, now), width, 1)[0]
+    newest = next(_lines(view), None)
+    return shown([_row(newest, width, brief=True)] if newest else [], width, 1)[0]
 
 
 def _lines(view: View) -> Iterator[_Line]:
@@ -73,13 +76,16 @@ def _lines(view: View) -> Iterator[_Line]:
         yield held
 
 
-def _row(entry: _Line, width: int) -> Row:
+def _row(entry: _Line, width: int, brief: bool = False) -> Row:
+    """Time, source and text; `brief`: no seconds and no columns, as it stands alone."""
     row: Row = []
     if width >= 24:
         words = {math.inf: "now", -math.inf: ""}
-        row.append((f"{words[entry.time] if entry.time in words else clock(entry.time, seconds=True):8} ", "dim"))
+        when = words[entry.time] if entry.time in words else clock(entry.time, seconds=not brief)
+        row.append((f"{when:{5 if brief else 8}} ", "dim"))
     if width >= 40:
-        row.append((f"{fit(clean(entry.source), SOURCE)} ", "dim"))
+        source = cut(clean(entry.source), SOURCE) if brief else fit(clean(entry.source), SOURCE)
+        row.append((f"{source} ", "dim"))
     times = f" ({number(entry.times)} times)" if entry.times > 1 else ""
     # of a line that a progress bar wrote over itself only the last state counts; more than a screen is not shown anyway
     text = entry.text.replace("\r\n", "\n").rstrip("\r\n").rpartition("\r")[2][: 2 * width]

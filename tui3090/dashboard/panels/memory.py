@@ -125,7 +125,8 @@ def _with_layers(found: list[Row], view: View, width: int, height: int) -> list[
 def _layers(view: View, width: int) -> list[Row]:
     found = view.activations
     if found is None:
-        return [[], [("m measures with the next step what each layer keeps for backward", "dim")]]
+        hint = "m measures with the next step what each layer keeps for backward"
+        return [] if view.over else [[], [(hint, "dim")]]
     of = f"kept for backward by one micro-batch, step {number(found.step)}: {gib(found.total)} GiB"
     table: list[Row] = [[], [(of, "bold")]]
     for entry in found.layers.splitlines():

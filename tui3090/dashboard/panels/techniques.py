@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tui3090.dashboard.keys import pending_text
-from tui3090.dashboard.text import Row, clean, fit, number
+from tui3090.dashboard.text import Row, brief, clean, fit, number, rounded
 from tui3090.dashboard.view import View
 from tui3090.settings import CORES, TECHNIQUES, Settings, Technique, Value
 
@@ -72,7 +72,7 @@ def _next(view: View, technique: Technique, now: float, room: int) -> Row:
     if pending := pending_text(view, technique, now):
         return [(pending if len(pending) <= room else pending.replace("from ", ""), "accent")]
     if reason := view.available.get(technique.name, ""):
-        return [(clean(reason), "dim")]
+        return [(brief(reason, room), "dim")]
     if technique.name == "accumulate" and view.started:
         micro_batches = view.value("accumulate")
         if isinstance(micro_batches, int):
@@ -80,7 +80,7 @@ def _next(view: View, technique: Technique, now: float, room: int) -> Row:
     if technique.name == "workers" and view.live:  # a run folder may come from another machine
         return [(f"of {CORES} core{'s' if CORES > 1 else ''}", "dim")]
     if technique.name == "lr" and view.step:
-        return [(f"now {view.step.lr:.2e}", "dim")]
+        return [(f"now {rounded(view.step.lr)}", "dim")]
     return []
 
 

@@ -125,7 +125,8 @@ def _profiled(view: View, width: int, now: float) -> Row:
         if view.started is not None and view.started.device == "cpu":
             why = "needs an NVIDIA card"
         else:
-            why = f"none profiled {'since the change' if view.changes else 'yet'}, r reads now"
+            why = f"none profiled{' since the change' if view.changes else '' if view.over else ' yet'}"
+            why += "" if view.over else ", r reads now"
         return [(f"kernels {UNKNOWN}: {why}", "dim")]
     if found.tensor_core_share is None:
         return [(f"kernels {UNKNOWN}: {cut(clean(found.missing), 120) or 'none was seen'}", "dim")]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from tui3090.advice import Advice
+from typing import TYPE_CHECKING
+
 from tui3090.dashboard.figures import wrapped
 from tui3090.dashboard.text import Row, clean, fit_row
 from tui3090.dashboard.view import View
+
+if TYPE_CHECKING:
+    from tui3090.advice import Advice
 
 TITLE = "Try next"
 INDENT = 3
@@ -50,6 +54,6 @@ def _what(advice: Advice) -> Row:
 
 
 def _nothing(view: View) -> str:
-    if view.facts.steady:
+    if view.advisable:
         return "nothing: no figure of this run stands out"
-    return "comes with the figures of some steps"
+    return "nothing: too few steps to tell" if view.over else "nothing yet: it takes the figures of some steps"
