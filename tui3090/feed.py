@@ -6,12 +6,7 @@ with what the plan has left, so that each sample comes exactly once in an epoch.
 
 from __future__ import annotations
 
-import io
-import multiprocessing
 import os
-import select
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -33,14 +28,8 @@ from torch.utils.data import (
 
 from tui3090 import shm
 from tui3090.recipe import Recipe, RecipeError, default_loss, padding_in, samples_in, tokens_in, weigh
-from tui3090.sampling import DATA, ORDER, CountingPickler, IndexPlan, OwnStream, SeededCollate, SeededDataset, mix
-
-SHARED_TENSORS = 64
-"""Tensors of a dataset that loader workers are given as shared memory; a process can be sent 256 descriptors."""
-
-
-class WorkerDied(RecipeError):
-    """A loader worker is gone; its text says what may have killed it."""
+from tui3090.sampling import DATA, ORDER, IndexPlan, OwnStream, SeededCollate, SeededDataset, mix
+from tui3090.workers import WorkerDied, choose_context, is_workers_death, ready
 
 
 @dataclass(slots=True)
@@ -81,27 +70,6 @@ class Window:
     def weight(self) -> float:
         """What the whole window weighs."""
         return sum(micro.weight for micro in self.micro_batches)
-
-
-def _ready_worker(run: int, worker: int) -> None:
-    """In a worker: a closed terminal or ctrl+c is the main process's matter; with its end (pid `run`) all is over.
-
-    torch's workers look whether their parent lives: under forkserver that is the server, which lives as long as they.
-    """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(run,), name="end with the run", daemon=True).start()
-
-
-def _end_with(run: int) -> None:
-    try:
-        ended = os.pidfd_open(run)
-    except ProcessLookupError:
-        os._exit(1)
-    except OSError:  # a kernel before 5.3
-        return
-    select.select([ended], [], [])
-    os._exit(1)
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -351,7 +319,7 @@ class Feed:
             with self._own_stream.drawn() if self._own_stream is not None else nullcontext():
                 batch = next(self._iterator, None)
         except (RuntimeError, OSError, EOFError) as error:
-            if not self.workers or not _is_workers_death(error):
+            if not self.workers or not is_workers_death(error):
                 raise
             awaited = next(self._indices, torch.empty(0)).tolist()
             raise WorkerDied(shm.worker_died(error, awaited)) from error
@@ -400,8 +368,10 @@ class Feed:
         if self.workers:
             self._shm_free = shm.free()
             self._look_at_shm()
-            self._context = self._context or self._choose_context()
-            common |= {"multiprocessing_context": self._context, "worker_init_fn": partial(_ready_worker, os.getpid())}
+            if self._context is None:
+                self._context, self._by_value, note = choose_context(self.dataset, self._collate, self.indexed)
+                self.notes += [note] if note else []
+            common |= {"multiprocessing_context": self._context, "worker_init_fn": partial(ready, os.getpid())}
             common |= {"prefetch_factor": shm.BATCHES_A_WORKER}
         if self._plan is None:
             if self._loader_given is None:
@@ -422,38 +392,6 @@ class Feed:
                 **common,
             )
         )
-
-    def _choose_context(self) -> BaseContext:
-        """forkserver: a fork of this process would inherit its threads' locks. fork where the data can't be pickled."""
-        forked = "Loader workers are forked, which can hang a process with threads: the dataset"
-        pickler = CountingPickler(io.BytesIO())
-        try:
-            pickler.dump((self.dataset, self._collate))
-        except Exception as error:
-            self.notes.append(
-                f"{forked} or collate_fn can't be pickled ({type(error).__name__}: {error}). Define its classes and "
-                "functions at a module's top level."
-            )
-            return multiprocessing.get_context("fork")
-        self._by_value = pickler.tensors > SHARED_TENSORS
-        if self._by_value and not self.indexed:
-            self.notes.append(f"{forked} holds {pickler.tensors} tensors. Stack them into a few.")
-            return multiprocessing.get_context("fork")
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.utils.data"])  # else every worker imports torch again
-        return context
-
-
-def _is_workers_death(error: Exception) -> bool:
-    """Whether a worker is gone, rather than that it passed on an error of the dataset's.
-
-    Off the main thread torch notices by asking now and then; meanwhile a batch may break off on its way.
-    """
-    if str(error).startswith("Caught "):
-        return False
-    return isinstance(error, (OSError, EOFError)) or any(
-        w in str(error) for w in ("DataLoader worker", "shared memory")
-    )
 
 
 def _batch_size(loader: DataLoader[Any]) -> int:

@@ -213,16 +213,6 @@ def _sent(dataset: bytes, seed: int) -> SeededDataset:
     return SeededDataset(pickle.loads(dataset), seed)
 
 
-class CountingPickler(pickle.Pickler):
-    """Finds out whether something can be pickled, and how many tensors are in it."""
-
-    tensors = 0
-
-    def reducer_override(self, value: Any) -> Any:
-        self.tensors += isinstance(value, torch.Tensor)
-        return NotImplemented
-
-
 class SeededCollate:
     """The recipe's collate with its random draws fixed likewise."""
 

@@ -16,7 +16,7 @@ import torch
 from tui3090 import garbage
 from tui3090.assemble import Job, assemble
 from tui3090.evaluation import evaluate
-from tui3090.feed import Window, WorkerDied
+from tui3090.feed import Window
 from tui3090.keeping import Keeper, export_result
 from tui3090.ledger import FlopTally, Ledger, Running
 from tui3090.link import Commands
@@ -48,6 +48,7 @@ from tui3090.techniques.compile import why_failed
 from tui3090.techniques.graph import Replay
 from tui3090.telling import Teller
 from tui3090.watchdog import Gradients, Watchdog
+from tui3090.workers import WorkerDied
 
 HEARD_S = 1.0
 """How long after a signal training has been asked to stop at the latest."""
