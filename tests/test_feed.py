@@ -166,6 +166,29 @@ def test_a_sample_that_fails_is_named(workers: int) -> None:
         taken(source)
 
 
+@pytest.mark.parametrize("count", [64, 600])
+def test_a_dataset_of_many_tensors_goes_to_workers(count: int) -> None:
+    made = Recipe(model=nn.Linear(1, 1), train_data=[torch.full((1,), float(i)) for i in range(count)], shuffle=False)
+    source = Feed(made, torch.device("cpu"), seed=0, workers=1)
+    source.start_epoch(0)
+    seen = [micro.batch for window in iter(lambda: source.next_window(4), None) for micro in window.micro_batches]
+    source.close()
+    assert torch.cat(seen).flatten().tolist() == list(range(count))
+    assert not source.notes
+
+
+class Fetched(Numbers):
+    """Gives a whole batch at once, as Hugging Face's datasets do."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+def test_of_samples_that_are_fetched_together_the_batch_is_named() -> None:
+    with pytest.raises(SampleError, match="one of the samples 4, 5, 6, 7: ValueError: unreadable"):
+        taken(feed(Fetched(8, bad=6), shuffle=False))
+
+
 def test_the_wait_is_the_loaders() -> None:
     source = feed(Numbers(12, sleep_s=0.02), batch_size=2)
     began = time.perf_counter()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -14,7 +17,7 @@ from torch import nn
 from tests.conftest import Ran, Train
 from tests.reference import Blocks, loss_of, samples
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Changed, Event, Started, StepRecord
+from tui3090.records import Change, Changed, Event, Started, StepRecord, Stop
 from tui3090.rewind import Rewind
 from tui3090.settings import Settings
 
@@ -91,6 +94,40 @@ def test_epochs_after_it_go_on_in_smaller_micro_batches(train: Train) -> None:
     same(ran, train(Recipe(**{**vars(recipe()), "epochs": 3})), 1e-6)
 
 
+def test_batches_that_halves_do_not_divide_stay_together(train: Train) -> None:
+    """Of 9, by way of 5 (4 and 5) to 3: three of 3, as many as accumulation counts on."""
+    card = Card(room=3, fails_from=3)
+    ran = train(Recipe(**{**vars(recipe(card, batch_size=9)), "epochs": 2}), settings=Settings(accumulate=2))
+    same(ran, train(Recipe(**{**vars(recipe(batch_size=9)), "epochs": 2}), settings=Settings(accumulate=2)), 1e-6)
+    assert {r.samples for r in ran.of(StepRecord)} == {18, 6}
+
+
+def test_a_resume_goes_on_in_the_smaller_ones(train: Train, tmp_path: Path) -> None:
+    plain = train(recipe())
+    first = train(recipe(Card(room=2, fails_from=2)), {5: [Stop()]}, folder=tmp_path)
+    card = Card(room=2)
+    now = first.trainer.job.settings
+    ran = train(recipe(card), settings=now, folder=tmp_path, resume=True)
+    assert ran.status == 0, ran.records[-1]
+    assert not card.held
+    assert first.losses + ran.losses == pytest.approx(plain.losses, abs=1e-6)
+    assert [r.lr for r in ran.of(StepRecord)] == pytest.approx([r.lr for r in plain.of(StepRecord)[5:]])
+
+
+def test_a_model_that_draws_on_the_host_draws_the_same_again(train: Train) -> None:
+    def made(card: Card) -> Recipe:
+        def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+            factor = 1 + random.random() + float(numpy.random.rand())
+            return card.loss(model, batch) * factor
+
+        random.seed(1)
+        numpy.random.seed(1)
+        return Recipe(**{**vars(recipe(batch_size=1)), "loss": loss})
+
+    ran = train(made(Card(room=8, fails_from=3, needs_it=True)))
+    same(ran, train(made(Card(room=8))), 0)
+
+
 def test_random_state_and_running_statistics_are_as_if_the_window_had_not_begun(train: Train) -> None:
     card = Card(room=8, fails_from=3, needs_it=True)  # only checkpointing helps: the draws are the same then
     ran = train(recipe(card, dropout=0.3, batch_size=1))
@@ -162,6 +199,15 @@ def test_in_the_optimizers_step_it_is_not_run_again(train: Train, failure: Any) 
     assert ran.status == 1
     assert Full.calls == 3
     assert "in the optimizer's step 3" in failure(ran)
+
+
+def test_outside_of_a_step_no_step_is_blamed(train: Train, failure: Any) -> None:
+    def no_room(model: nn.Module) -> torch.optim.Optimizer:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    ran = train(Recipe(**{**vars(recipe()), "optimizer": no_room}))
+    assert ran.status == 2
+    assert "full outside of a step" in failure(ran)
 
 
 @pytest.mark.parametrize("kind", [ValueError, torch.OutOfMemoryError])

@@ -203,11 +203,13 @@ def test_what_a_state_dict_leaves_out_goes_on_too(train: Train, tmp_path: Path) 
 class Homemade:
     """A schedule that is none of torch's and has no state dict."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer, self.count = optimizer, 0
+    def __init__(self, optimizer: torch.optim.Optimizer, fails_at: int = 0) -> None:
+        self.optimizer, self.count, self.fails_at = optimizer, 0, fails_at
 
     def step(self) -> None:
         self.count += 1
+        if self.count == self.fails_at:
+            raise ValueError("boom")
         self.optimizer.param_groups[0]["lr"] = LR / (1 + self.count)
 
 
@@ -232,6 +234,18 @@ def test_more_schedules_go_on(train: Train, tmp_path: Path, scheduler: Any) -> N
     ran = train(recipe(scheduler=scheduler, epochs=1), folder=tmp_path, resume=True)
     assert [r.lr for r in ran.of(StepRecord)] == pytest.approx([r.lr for r in whole.of(StepRecord)[9:]], rel=1e-9)
     assert ran.losses == pytest.approx(whole.losses[9:], abs=1e-6)
+
+
+def test_what_fails_after_the_update_does_not_train_its_samples_again(train: Train, tmp_path: Path) -> None:
+    def made(fails_at: int = 0) -> Recipe:
+        return recipe(scheduler=lambda optimizer, _: Homemade(optimizer, fails_at), epochs=1)
+
+    whole = train(made())
+    assert train(made(fails_at=5), folder=tmp_path).status == 1
+    ran = train(made(), folder=tmp_path, resume=True)
+    assert ran.of(Resumed)[0].step == 5
+    assert ran.losses == pytest.approx(whole.losses[5:], abs=1e-6)
+    same(ran.weights, whole.weights)
 
 
 def test_another_schedule_or_rate_is_told_and_what_comes_of_it(train: Train, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.test_cli import folder, plans  # noqa: F401
@@ -95,8 +96,6 @@ def test_what_can_not_go_on_is_one_sentence(
     command: str,
     sentence: str,
 ) -> None:
-    import psutil
-
     run_folder(folder / "runs" / "a", "/elsewhere/evil.py")
     (folder / "runs" / "empty").mkdir()
     (folder / "runs" / "empty" / "records.jsonl").write_text("")
@@ -198,6 +197,36 @@ def test_sigterm_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
     assert "goes on from saves/" in again.stdout
     lines = [json.loads(line) for line in (tmp_path / "r" / "records.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["type"] == "step"] == list(range(1, save.notes.step + 4))
+
+
+def test_a_killed_run_leaves_no_worker_and_goes_on_and_nobody_else_trains_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+
+    def command(*options: str) -> list[str]:
+        return [sys.executable, "-m", "tui3090", "run", "train.py", "--headless", "--device", "cpu", *options]
+
+    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    begun = command("--run-dir", "r", "--workers", "2", "--save-steps", "5")
+    run = subprocess.Popen(begun, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    for line in run.stdout:
+        if line.startswith("saved step "):
+            break
+    workers = psutil.Process(run.pid).children(recursive=True)
+    assert sum("pt_data" in worker.name() for worker in workers) == 2, [worker.cmdline() for worker in workers]
+    second = subprocess.run(command("--resume", "r"), cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert (second.returncode, second.stderr.count("\n")) == (2, 1)
+    assert "r is still being trained" in second.stderr
+    run.kill()
+    run.wait(10)
+    assert not psutil.wait_procs(workers, timeout=10)[1]
+    newest = saves(tmp_path / "r" / "saves")[0][-1]
+    assert not newest.damage()
+    again = subprocess.run(
+        command("--resume", "r", "--steps", str(newest.notes.step + 3)),
+        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
 
 
 def test_leaving_waits_for_a_save_and_a_second_signal_does_not() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 from itertools import pairwise
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -289,14 +291,22 @@ def test_micro_batches_and_windows_without_labels(train: Train) -> None:
 
 def test_evaluation_leaves_training_as_it_was(train: Train) -> None:
     def metrics(model: nn.Module, given: Any) -> dict[str, float | str]:
-        torch.manual_seed(99)  # draws of an evaluation are not training's
+        for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+            seed(99)  # draws of an evaluation are not training's
         return {
             "accuracy": sum(float((model(b["x"]).argmax(-1) == b["labels"]).float().mean()) for b in given),
             "sample": "x[/b]",
         }
 
-    plain = train(recipe())
-    ran = train(recipe(eval_data=samples(10, seed=5), metrics=metrics), {4: [Evaluate()]})
+    def noisy(model: nn.Module, batch: Any) -> torch.Tensor:
+        return loss_of(model, batch) * (1 + random.random() + float(numpy.random.rand()))
+
+    numpy.random.seed(1)
+    random.seed(1)
+    plain = train(recipe(loss=noisy))
+    numpy.random.seed(1)
+    random.seed(1)
+    ran = train(recipe(loss=noisy, eval_data=samples(10, seed=5), metrics=metrics), {4: [Evaluate()]})
     assert ran.losses == plain.losses
     asked, last = ran.of(Evaluated)
     assert (asked.step, last.step) == (4, 11)

@@ -6,12 +6,13 @@ with what the plan has left, so that each sample comes exactly once in an epoch.
 
 from __future__ import annotations
 
-import signal
+import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,10 +29,7 @@ from tui3090 import shm
 from tui3090.handover import Handover
 from tui3090.recipe import Recipe, RecipeError, default_loss, padding_in, samples_in, tokens_in, weigh
 from tui3090.sampling import DATA, ORDER, IndexPlan, OwnStream, SeededCollate, SeededDataset, mix
-
-
-class WorkerDied(RecipeError):
-    """A loader worker is gone; its text says what may have killed it."""
+from tui3090.workers import WorkerDied, is_workers_death, ready
 
 
 @dataclass(slots=True)
@@ -72,12 +70,6 @@ class Window:
     def weight(self) -> float:
         """What the whole window weighs."""
         return sum(micro.weight for micro in self.micro_batches)
-
-
-def _ready_worker(worker: int) -> None:
-    """In a worker: a closed terminal or ctrl+c is the main process's matter."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -326,7 +318,7 @@ class Feed:
             with self._own_stream.drawn() if self._own_stream is not None else nullcontext():
                 batch = next(self._iterator, None)
         except (RuntimeError, OSError, EOFError) as error:
-            if not self.workers or not _is_workers_death(error):
+            if not self.workers or not is_workers_death(error):
                 raise
             awaited = next(self._indices, torch.empty(0)).tolist()
             raise WorkerDied(shm.worker_died(error, awaited)) from error
@@ -375,8 +367,8 @@ class Feed:
         if self.workers:
             self._shm_free = shm.free()
             self._look_at_shm()
-            self._handover = self._handover or Handover(self.dataset, self._collate, self.notes)
-            common |= {"multiprocessing_context": self._handover.context, "worker_init_fn": _ready_worker}
+            self._handover = self._handover or Handover(self.dataset, self._collate, self.indexed, self.notes)
+            common |= {"multiprocessing_context": self._handover.context, "worker_init_fn": partial(ready, os.getpid())}
             common |= {"prefetch_factor": shm.BATCHES_A_WORKER}
         if self._plan is None:
             if self._loader_given is None:
@@ -400,18 +392,6 @@ class Feed:
                 **common,
             )
         )
-
-
-def _is_workers_death(error: Exception) -> bool:
-    """Whether a worker is gone, rather than that it passed on an error of the dataset's.
-
-    Off the main thread torch notices by asking now and then; meanwhile a batch may break off on its way.
-    """
-    if str(error).startswith("Caught "):
-        return False
-    return isinstance(error, (OSError, EOFError)) or any(
-        w in str(error) for w in ("DataLoader worker", "shared memory")
-    )
 
 
 def _batch_size(loader: DataLoader[Any]) -> int:

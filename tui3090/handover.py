@@ -21,17 +21,21 @@ class Handover:
     forkserver: a fork of this process would inherit its threads' locks. fork where the data can't be pickled.
     """
 
-    def __init__(self, dataset: Dataset[Any], collate: Any, notes: list[str]) -> None:
-        self.context: BaseContext
+    def __init__(self, dataset: Dataset[Any], collate: Any, indexed: bool, notes: list[str]) -> None:
+        self.context: BaseContext = multiprocessing.get_context("fork")
+        self._by_value = False
+        forked = "Loader workers are forked, which can hang a process with threads: the dataset"
         counter = _Counter(_Nowhere())
         try:
             counter.dump((dataset, collate))
         except Exception as error:
             notes.append(
-                f"Loader workers are forked, which can hang a process with threads: the dataset or collate_fn can't be "
-                f"pickled ({type(error).__name__}: {error}). Define its classes and functions at a module's top level."
+                f"{forked} or collate_fn can't be pickled ({type(error).__name__}: {error}). Define its classes and "
+                "functions at a module's top level."
             )
-            self.context, self._by_value = multiprocessing.get_context("fork"), False
+            return
+        if counter.tensors > MOST_SHARED and not indexed:  # its class tells a loader what it is: it can't be wrapped
+            notes.append(f"{forked} holds {counter.tensors} tensors. Stack them into a few.")
             return
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch.utils.data"])  # else every worker imports torch again

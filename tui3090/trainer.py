@@ -16,7 +16,7 @@ import torch
 from tui3090 import garbage
 from tui3090.assemble import Job, assemble
 from tui3090.evaluation import evaluate
-from tui3090.feed import Window, WorkerDied
+from tui3090.feed import Window
 from tui3090.keeping import Keeper, export_result
 from tui3090.ledger import FlopTally, Ledger, Running
 from tui3090.link import Commands
@@ -48,6 +48,7 @@ from tui3090.techniques.compile import why_failed
 from tui3090.techniques.graph import Replay
 from tui3090.telling import Teller
 from tui3090.watchdog import Gradients, Watchdog
+from tui3090.workers import WorkerDied
 
 HEARD_S = 1.0
 """How long after a signal training has been asked to stop at the latest."""
@@ -190,7 +191,6 @@ class Trainer:
                 self.rewind.mark()
                 with self.looks.at(window) as alone:
                     self._run_window(window, time.perf_counter() - window.wait_s if alone else began)
-                self.unfinished = None
             if not job.feed.taken:
                 number = job.feed.epoch + 1
                 raise RecipeError(f"train_data gave nothing in epoch {number}: it must be iterable again and again.")
@@ -220,6 +220,7 @@ class Trainer:
                 self.runner.update()
             self.updating = False
             job.step.mark("end")
+        self.unfinished = None  # whatever fails from here on, its samples are in the weights
         self._last_end = self._mark()
         self._running = Running(
             window=window,
