@@ -17,7 +17,7 @@ from torch import nn
 from tests.conftest import Ran, Train
 from tests.reference import Blocks, loss_of, samples
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Changed, Event, Started, StepRecord, Stop
+from tui3090.records import Change, Changed, Event, MakeSave, Saved, Started, StepRecord, Stop
 from tui3090.rewind import Rewind
 from tui3090.settings import Settings
 
@@ -184,7 +184,7 @@ def test_when_nothing_helps_there_is_one_sentence(train: Train, failure: Any) ->
     ]
 
 
-def test_in_the_optimizers_step_it_is_not_run_again(train: Train, failure: Any) -> None:
+def test_in_the_optimizers_step_it_is_not_run_again(train: Train, failure: Any, tmp_path: Path) -> None:
     class Full(torch.optim.SGD):
         calls = 0
 
@@ -195,10 +195,13 @@ def test_in_the_optimizers_step_it_is_not_run_again(train: Train, failure: Any) 
             super().step()
 
     made = recipe()
-    ran = train(Recipe(**{**vars(made), "optimizer": lambda model: Full(model.parameters(), lr=0.1)}))
+    given = Recipe(**{**vars(made), "optimizer": lambda model: Full(model.parameters(), lr=0.1)})
+    ran = train(given, {1: [MakeSave()]}, folder=tmp_path)
     assert ran.status == 1
     assert Full.calls == 3
     assert "in the optimizer's step 3" in failure(ran)
+    assert "The last good save is of step 1: --resume goes on from it." in failure(ran)
+    assert [r.step for r in ran.of(Saved)] == [1], "weights that may be half changed are not saved"
 
 
 def test_outside_of_a_step_no_step_is_blamed(train: Train, failure: Any) -> None:

@@ -129,7 +129,8 @@ class Trainer:
                 else "The card's memory was full outside of a step (output.log says where): other processes hold "
                 "it, or the model with its optimizer's state is too large for it."
             )
-            self.tell.state("failed", f"{sentence} {explained(str(error))}".rstrip())
+            offer = self.keeper.offer() if hasattr(self, "keeper") else ""
+            self.tell.state("failed", " ".join(filter(None, (sentence, explained(str(error)), offer))))
             return 1 if self.step else 2
         except BaseException as error:  # KeyboardInterrupt raised by a train.py, too, must not end the thread unseen
             if not isinstance(error, RecipeError):
