@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ from tests.terminal.pty_shell import COMMAND, TRAIN, Shell
 from tui3090.records import Change, Changed
 from tui3090.remote import Remote
 from tui3090.runlog import RecordReader
+from tui3090.signals import SAME_S
 
 WAITS = TRAIN.replace("    model = nn", "    open('waiting', 'w'); import time; time.sleep(1000)\n    model = nn")
 
@@ -109,6 +111,7 @@ def test_a_signal_to_the_whole_job_counts_once(shell: Shell) -> None:
     log = shell.folder / "run" / "records.jsonl"
     shell.wait(lambda: "SIGTERM: stopping" in log.read_text())
     assert shell.process().is_running()
+    time.sleep(SAME_S)  # within it a second one would be the same one
     guardian(shell).terminate()
     assert shell.status(8) == 143
     assert shell.restored
