@@ -128,7 +128,7 @@ class RunFolder:
             return {}
         number = info.get("format", FORMAT)
         if not isinstance(number, int) or number > FORMAT:
-            newer = f"format {str(number)[:20]}"
+            newer = f"format {str(number)[:20] or 'unknown'}"
             raise RunFolderError(f"{self.path} was written by a newer tui3090 ({newer}): upgrade to read it.")
         return info
 
