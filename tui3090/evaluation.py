@@ -3,20 +3,56 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from tui3090.assemble import Job
 from tui3090.feed import move
+from tui3090.oom import explained
 from tui3090.recipe import weigh
 from tui3090.records import Evaluated
 from tui3090.sampling import host_states, restore_host
+from tui3090.source import describe
 from tui3090.techniques.amp import autocast
 from tui3090.techniques.tf32 import matmuls
+
+if TYPE_CHECKING:
+    from tui3090.trainer import Trainer
+
+
+def evaluate_in(trainer: Trainer, asked: bool = False, ends_epoch: bool = False) -> None:
+    """Evaluate between two windows, and tell it; without eval data, say so if it was asked for."""
+    trainer.interrupt()
+    if trainer.job.recipe.eval_data is None:
+        if asked:
+            trainer.tell.say("eval", "the recipe has no eval_data: give it some to see the loss on unseen samples")
+        return
+    trainer.tell.state("evaluating")
+    trainer.replay.make_room()
+    evaluated, out_of_memory = None, False
+    try:
+        evaluated = evaluate(trainer.job, trainer.step, trainer.commands.stop.is_set)
+    except Exception as error:  # what training has learned is not lost to a mistake in the metrics
+        traceback.print_exc()
+        trainer.tell.say(
+            "eval", f"evaluation failed, training goes on: {describe(error, trainer.plan.recipe)}", "error"
+        )
+        if out_of_memory := isinstance(error, torch.OutOfMemoryError):
+            trainer.tell.say("memory", explained(str(error)), "warning")
+    if out_of_memory:
+        trainer.switches.give_memory_back()
+    if evaluated is not None:
+        trainer.tell.emit(evaluated)
+        if evaluated.loss is not None and not asked:  # looking at it changes nothing
+            trainer.schedule.evaluated(evaluated.loss)
+        trainer.evaluated = ends_epoch
+        trainer.keeper.if_best(evaluated.loss)
+    trainer.tell.state("training")
 
 
 def evaluate(job: Job, step: int, stopped: Callable[[], bool]) -> Evaluated | None:

@@ -15,7 +15,7 @@ import torch
 
 from tui3090 import garbage
 from tui3090.assemble import Job, assemble
-from tui3090.evaluation import evaluate
+from tui3090.evaluation import evaluate_in
 from tui3090.feed import Window
 from tui3090.keeping import Keeper, export_result
 from tui3090.ledger import FlopTally, Ledger, Running
@@ -182,7 +182,7 @@ class Trainer:
             while True:
                 self._boundary()
                 if self._enough():
-                    return self._evaluate(ends_epoch=job.feed.batches_left() == 0)
+                    return evaluate_in(self, ends_epoch=job.feed.batches_left() == 0)
                 began, taken = time.perf_counter(), job.feed.taken
                 window = job.feed.next_window(job.settings.accumulate)
                 if window is None:
@@ -196,7 +196,7 @@ class Trainer:
                 number = job.feed.epoch + 1
                 raise RecipeError(f"train_data gave nothing in epoch {number}: it must be iterable again and again.")
             if not self.evaluated:  # a save that was made after it goes on here
-                self._evaluate(ends_epoch=True)
+                evaluate_in(self, ends_epoch=True)
             if job.max_steps is None and job.feed.epoch + 1 >= job.recipe.epochs:
                 return
             job.feed.start_epoch(job.feed.epoch + 1)
@@ -362,7 +362,7 @@ class Trainer:
                     case Pause(on):
                         paused = on
                     case Evaluate():
-                        self._evaluate(asked=True)
+                        evaluate_in(self, asked=True)
                     case Profile():
                         self.looks.ask_kernels()
                     case MeasureActivations():
@@ -382,33 +382,6 @@ class Trainer:
             self.commands.arrived.wait()
         if alarm is not None:
             self.watchdog.reset()
-        self.tell.state("training")
-
-    def _evaluate(self, asked: bool = False, ends_epoch: bool = False) -> None:
-        """Measure the loss on the eval data; without any, say so if it was asked for."""
-        self.interrupt()
-        if self.job.recipe.eval_data is None:
-            if asked:
-                self.tell.say("eval", "the recipe has no eval_data: give it some to see the loss on unseen samples")
-            return
-        self.tell.state("evaluating")
-        self.replay.make_room()
-        evaluated, out_of_memory = None, False
-        try:
-            evaluated = evaluate(self.job, self.step, self.commands.stop.is_set)
-        except Exception as error:  # what training has learned is not lost to a mistake in the metrics
-            traceback.print_exc()
-            self.tell.say("eval", f"evaluation failed, training goes on: {describe(error, self.plan.recipe)}", "error")
-            if out_of_memory := isinstance(error, torch.OutOfMemoryError):
-                self.tell.say("memory", explained(str(error)), "warning")
-        if out_of_memory:
-            self.switches.give_memory_back()
-        if evaluated is not None:
-            self.tell.emit(evaluated)
-            if evaluated.loss is not None and not asked:  # looking at it changes nothing
-                self.schedule.evaluated(evaluated.loss)
-            self.evaluated = ends_epoch
-            self.keeper.if_best(evaluated.loss)
         self.tell.state("training")
 
     def tell_of_data(self) -> None:
