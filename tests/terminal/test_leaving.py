@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.terminal.pty_shell import COMMAND, TRAIN, Shell
+from tui3090.savefolder import saves
 from tui3090.signals import SAME_S
 
 HANGS = TRAIN.replace("x = torch", "open('hanging', 'w'); import time; time.sleep(1000)\n        x = torch")
@@ -185,3 +186,70 @@ def test_a_child_that_training_forks_does_not_obey_for_its_parent(shell: Shell) 
     assert "HANDLERS SIG_DFL SIG_DFL SIG_DFL SIG_DFL SIG_IGN SIG_IGN" in printed
     shell.process().terminate()
     assert shell.status() == 143
+
+
+SAVES_SLOWLY = """
+import pathlib, time
+import tui3090.saves
+
+real = tui3090.saves.safetensors.torch.save_file
+
+
+def slow(tensors, path):
+    real(tensors, path)
+    pathlib.Path("saving").touch()
+    while not pathlib.Path("go").exists():
+        time.sleep(0.01)
+
+
+tui3090.saves.safetensors.torch.save_file = slow
+"""
+
+
+def test_quitting_during_a_save_waits_for_it(shell: Shell) -> None:
+    (shell.folder / "train.py").write_text(TRAIN + SAVES_SLOWLY)
+    train(shell)
+    shell.type("s")
+    shell.wait(lambda: (shell.folder / "saving").exists())
+    shell.type("q")
+    shell.wait(lambda: "save and stop" in shell.screen)
+    shell.type("s")
+    shell.wait(lambda: "STOPPING" in shell.screen)
+    assert shell.process().is_running()
+    (shell.folder / "go").touch()
+    assert shell.status() == 0
+    assert shell.restored
+    found, passed_over = saves(shell.folder / "run" / "saves")
+    assert not passed_over
+    assert [save.damage() for save in found] == ["", ""]
+    assert found[-1].notes.step == shell.run_info()["steps"]
+    assert not list((shell.folder / "run" / "saves").glob(".*"))
+
+
+COMPILES_FOR_EVER = """
+import pathlib, time
+import tui3090.techniques.compile
+
+
+def endless(module, inputs):
+    pathlib.Path("compiling").touch()
+    time.sleep(1000)
+
+
+tui3090.techniques.compile.BACKEND, tui3090.techniques.compile.OPTIONS = endless, {}
+"""
+
+
+def test_force_ends_a_compilation(shell: Shell) -> None:
+    (shell.folder / "train.py").write_text(TRAIN + COMPILES_FOR_EVER)
+    train(shell)
+    shell.type("k")
+    shell.wait(lambda: (shell.folder / "compiling").exists() and "compiling" in shell.screen)
+    shell.type("q")
+    shell.wait(lambda: "save and stop" in shell.screen)
+    shell.type("s")
+    shell.wait(lambda: "STOPPING" in shell.screen)
+    assert shell.process().is_running()
+    shell.type("Q")
+    assert shell.status(20) == 0
+    assert shell.restored
