@@ -24,8 +24,8 @@ from tui3090.meters.nvml import CardMissing, ask, by_user, close_nvml, gib, hand
 from tui3090.meters.peaks import peak
 from tui3090.recipe import harmless
 from tui3090.settings import CORES
+from tui3090.shm import SHM
 
-SHM = Path("/dev/shm")
 ENOUGH_SHM = 1 << 30
 SCREEN = (80, 24)
 """Columns and rows from which on every panel has its place."""

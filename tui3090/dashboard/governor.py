@@ -32,7 +32,6 @@ class Governor:
         self._painted = float("-inf")
         self._past: deque[tuple[float, float]] = deque([(now, 0.0)])
         self._charged = 0.0
-        self._resting = False
 
     def due(self, now: float) -> bool:
         """Charge what was used since the last call; whether a frame is due."""
