@@ -108,9 +108,13 @@ def plain_loop(
             loss_sum += share.item()
         if now["amp"] == "fp16":
             scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
         for parameters in optimizer.param_groups:
-            parameters["lr"] = base_lr * factor(steps, total_steps) * now["lr"]
+            lr = base_lr * factor(steps, total_steps) * now["lr"]
+            if isinstance(parameters["lr"], torch.Tensor):
+                parameters["lr"].fill_(lr)
+            else:
+                parameters["lr"] = lr
         if now["amp"] == "fp16":
             before = scaler.get_scale()
             scaler.step(optimizer)

@@ -82,6 +82,7 @@ def peaks(train: Train, settings: Settings) -> tuple[list[int], Ran]:
 def test_memory_is_saved_while_it_is_on(train: Train, settings: Settings) -> None:
     gc.collect()
     torch.cuda.empty_cache()
+    torch._C._cuda_clearCublasWorkspaces()
     held = torch.cuda.memory_allocated()
     seen, ran = peaks(train, settings)
     # the change itself begins the peaks anew, so the last whole plain window is the one before the last
@@ -92,7 +93,8 @@ def test_memory_is_saved_while_it_is_on(train: Train, settings: Settings) -> Non
     assert not ran.trainer.job.step.offload._pinned
     del ran
     gc.collect()
-    assert torch.cuda.memory_allocated() <= held + (64 << 20)
+    torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each thread that multiplied matrices
+    assert torch.cuda.memory_allocated() <= held + (1 << 20)
 
 
 def test_nothing_waits_on_the_host(train: Train) -> None:

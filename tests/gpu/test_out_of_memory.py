@@ -16,6 +16,7 @@ from tui3090.recipes import gpt
 from tui3090.records import Changed, StepRecord
 from tui3090.rewind import Rewind
 from tui3090.settings import Settings
+from tui3090.switching import Switches
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"), pytest.mark.timeout(300)]
 
@@ -62,20 +63,27 @@ def test_a_run_goes_on_in_smaller_micro_batches(train: Train, settings: Settings
 
 
 def test_what_a_failed_window_held_is_given_back(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    allocated: list[int] = []
-    mark = Rewind.mark
+    """Once a failed window was given up, the card holds what it did when the window began."""
+    at_start: list[int] = []
+    given_back: list[int] = []
+    mark, give_back = Rewind.mark, Switches.give_memory_back
 
-    def noting(self: Any) -> None:
-        allocated.append(torch.cuda.memory_allocated(0))
+    def noting_start(self: Rewind) -> None:
+        at_start.append(torch.cuda.memory_allocated(0))
         mark(self)
 
-    monkeypatch.setattr(Rewind, "mark", noting)
+    def noting_end(self: Switches) -> None:
+        give_back(self)
+        given_back.append(torch.cuda.memory_allocated(0))
+
+    monkeypatch.setattr(Rewind, "mark", noting_start)
+    monkeypatch.setattr(Switches, "give_memory_back", noting_end)
     ran = train(recipe(), device="cuda:0", steps=4, vram_gib=SMALL_GIB)
-    attempts = 1 + len(ran.of(Changed))  # at the first window; one mark before them when the run begins
-    assert attempts > 1
-    before, *again = allocated[1 : 1 + attempts]
-    print("\nMiB at each attempt of the first window", [round(a / 2**20) for a in (before, *again)])
-    for held in again:
+    assert ran.status == 0, ran.records[-1]
+    assert len(given_back) == len(ran.of(Changed)) >= 1
+    before = at_start[1]  # the first window's; one mark before it when the run begins
+    print("\nMiB at the window's start", before >> 20, "and once it was given up", [held >> 20 for held in given_back])
+    for held in given_back:
         # besides what was there: workspaces that cuBLAS keeps, 32 MiB a handle on this card
         assert held <= before * 1.01 + (64 << 20)
     step = ran.trainer.job.step

@@ -80,7 +80,7 @@ def test_an_epoch_s_start_is_apart(train: Train, busy: Busy) -> None:
 def test_the_seconds_of_all_steps_are_the_time_that_passed(train: Train, busy: Busy) -> None:
     script = {number: [Evaluate()] for number in range(5, 30, 5)}  # without eval_data: the window in flight ends
     ran = train(recipe(Slow(30, 0.0), busy, 0.05), script, device="cuda:0")
-    records = ran.of(StepRecord)
+    records = ran.of(StepRecord)[2:]  # after the second, garbage is looked for once, which is no step's time
     passed = records[-1].time - records[0].time
     assert sum(record.seconds for record in records[1:]) == pytest.approx(passed, abs=0.12)
 
