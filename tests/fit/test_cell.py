@@ -196,19 +196,35 @@ def test_the_next_process_waits_and_is_not_left_behind(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         process,
         "CHILD",
-        "import os, sys, json; line = sys.stdin.readline(); "
-        "os.write(int(sys.argv[1]), json.dumps([os.getpid(), line]).encode() + b'\\n'); sys.stdin.read()",
+        "import os, sys, json; lines = sys.stdin.readline(), sys.stdin.readline(); "
+        "os.write(int(sys.argv[1]), json.dumps([os.getpid(), *lines]).encode() + b'\\n'); sys.stdin.read()",
     )
     before = set(psutil.Process().children())
     with Processes() as processes:
-        processes.ahead = True
+        processes.ahead, processes.imports = True, ["transformers.models.gpt2"]
         answers: list[Any] = []
         for number in range(3):
             answers.append(processes.ask({"n": number}, lambda: None))
             assert len(set(psutil.Process().children()) - before) == 1
-    assert [json.loads(line) for _, line in answers] == [{"n": 0}, {"n": 1}, {"n": 2}]
-    assert len({pid for pid, _ in answers}) == 3
+    assert [json.loads(line) for *_, line in answers] == [{"n": 0}, {"n": 1}, {"n": 2}]
+    assert [json.loads(imports) for _, imports, _ in answers] == [["transformers.models.gpt2"]] * 3
+    assert len({pid for pid, *_ in answers}) == 3
     assert set(psutil.Process().children()) == before
+
+
+def test_libraries_are_imported_before_the_question_comes(tmp_path: Path) -> None:
+    """A recipe finds them imported; one that can't be imported is left for the recipe to say."""
+    path = tmp_path / "train.py"
+    asks = "import sys\nprint('colorsys' in sys.modules, flush=True)\nsys.exit(3)"
+    path.write_text(f"def recipe():\n    {asks.replace(chr(10), '; ')}\n")
+    child = process.Child(["no_such_module", "colorsys"])
+    try:
+        child.ask(wanted(path, batch_option=False))
+        assert "sys.exit(3)" in child.answer(lambda: None, 120.0)["error"]
+        child._printed.seek(0)
+        assert child._printed.read().split() == [b"True"]
+    finally:
+        child.end()
 
 
 # what the first look finds, and what a cell measures

@@ -1,11 +1,14 @@
 """The process that looks at a recipe or measures one cell, and tells it on a pipe.
 
-Its standard input is a line of JSON, what is wanted, and then stays open: when it ends, whoever asked is gone, and so
-is this process. The answer is a line of JSON on the descriptor that the command line names.
+Its standard input is a line of JSON, which modules will be needed, then another, what is wanted, and then stays open:
+when it ends, whoever asked is gone, and so is this process. The answer is a line of JSON on the descriptor that the
+command line names.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import resource
@@ -42,6 +45,8 @@ LEAST, MOST, LONG_ENOUGH_S = 3, 10, 1.0
 """Windows that count: at least `LEAST`, and as many more as there is time for, `MOST` at the most."""
 WINDOWS, NONE_AT_ALL = 40, 10
 """Windows after which a cell that hasn't got `LEAST` is given up, and one in which none was full, or replayed."""
+LARGE_LIBRARIES = ("transformers", "peft")
+"""They take seconds to import, more than many cells take to measure, and leave the card alone meanwhile."""
 
 
 class NoRoom(Exception):
@@ -180,6 +185,7 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
         "refused": {name: reason for name, reason in refused.items() if reason},
         "points": {name: [asdict(point) for point in found] for name, found in points.items()},
         "elements": max(elements_in(micro.batch) / micro.samples for micro in batches),
+        "imports": [name for name in sys.modules if name.split(".")[0] in LARGE_LIBRARIES],
     }
 
 
@@ -245,6 +251,9 @@ def _leave_with(parent: Any) -> None:
 
 def main(descriptor: int) -> None:
     """Answer what standard input asks."""
+    for name in json.loads(sys.stdin.readline()):
+        with contextlib.suppress(Exception):  # what is really missing, the recipe will say
+            importlib.import_module(name)
     wanted = json.loads(sys.stdin.readline())
     threading.Thread(target=_leave_with, args=(sys.stdin,), daemon=True).start()
     try:

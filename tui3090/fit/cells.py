@@ -91,6 +91,8 @@ class Look:
     """What small batches took, by the column's name; only on a card."""
     elements: float = 0.0
     """Numbers in a sample's tensors, of the longest batch that was looked at."""
+    imports: list[str] = field(default_factory=list)
+    """Modules of large libraries that the recipe uses."""
 
     @property
     def on_card(self) -> bool:

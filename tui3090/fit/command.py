@@ -131,6 +131,7 @@ def run_fit(asked: Asked, path: Path, as_object: bool, processes: Processes | No
             fit = Fit(_look(wanted, processes, tick), start)
             progress.what_is_left = "" if fit.look.on_card else " in this row"
             processes.ahead = fit.look.on_card and CORES >= ENOUGH_CORES
+            processes.imports = fit.look.imports
             if predictions := _predictions(fit):
                 progress.say(predictions)
             while (following := fit.next()) is not None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -36,9 +36,9 @@ class CellDied(Exception):
 
 
 class Child:
-    """A process that has begun to import torch and answers one question."""
+    """A process that has begun to import torch, and what else will be needed, and answers one question."""
 
-    def __init__(self) -> None:
+    def __init__(self, imports: Sequence[str]) -> None:
         read, write = os.pipe()
         self._pipe = os.fdopen(read, "rb", buffering=0)
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115
@@ -53,12 +53,16 @@ class Child:
             )
         finally:
             os.close(write)
+        self._tell(list(imports))
 
     def ask(self, wanted: dict[str, Any]) -> None:
         """Ask the question."""
+        self._tell(wanted)
+
+    def _tell(self, what: dict[str, Any] | list[str]) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has died: what it said tells why
-            self._process.stdin.write((json.dumps(wanted) + "\n").encode())
+            self._process.stdin.write((json.dumps(what) + "\n").encode())
             self._process.stdin.flush()
 
     def answer(self, tick: Callable[[], None], patience_s: float) -> dict[str, Any]:
@@ -111,6 +115,8 @@ class Processes:
         self.ahead = False
         """Whether the next process is started while one measures, so that torch is imported when it is wanted. It does
         not touch the card before it is asked; where cores are few it would slow the measurement."""
+        self.imports: Sequence[str] = ()
+        """What the next processes import besides, before they are asked."""
         self._patience_s = patience_s
         self._children: list[Child] = []
         """The one that is asked, and the next."""
@@ -128,11 +134,11 @@ class Processes:
     def ask(self, wanted: dict[str, Any], tick: Callable[[], None]) -> dict[str, Any]:
         """The answer of a process of its own, which is gone afterwards. Raises CellDied."""
         if not self._children:
-            self._children.append(Child())
+            self._children.append(Child(self.imports))
         child = self._children[0]
         child.ask(wanted)
         if self.ahead:
-            self._children.append(Child())
+            self._children.append(Child(self.imports))
         try:
             return child.answer(tick, self._patience_s)
         finally:
