@@ -305,6 +305,12 @@ class TestMemory:
         assert full is not None
         assert full.reason == "memory is nearly full: 9.0 of 9.0 GiB"
 
+    def test_what_only_the_start_needed_is_left_out(self) -> None:
+        start = FULL | {"peak_allocated": 23 * GIB, "peak_steady": 8 * GIB, "card_used": 11 * GIB, "reserved": 10 * GIB}
+        facts = run(steady(samples=16, micro_batches=1), settings=BF16, reading=start)
+        assert found(facts, "memory_full") is None
+        assert found(facts, "room") is None  # 8 GiB are weights, gradients and state
+
     def test_no_room_is_seen_where_it_can_not_be_computed(self) -> None:
         windows = steady(samples=16, micro_batches=1)
         assert found(run(windows, reading=HALF, settings=Settings(graph=True)), "room") is None

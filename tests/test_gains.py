@@ -124,6 +124,23 @@ class TestMeasuring:
         (gain,) = gains_of(WARM_UP, first, windows([1.0] * 20), last, change(), *after)
         assert (gain.peak_before, gain.peak_after) == (17 * GIB, 12 * GIB)
 
+    def test_memory_is_that_of_steady_windows_where_it_is_told(self) -> None:
+        def peaks(steady: int | None, ever: int) -> Reading:
+            return Reading(
+                time=NOW, peak_allocated=ever * GIB, peak_steady=None if steady is None else steady * GIB
+            )
+
+        before = windows([1.0] * 10), peaks(16, 17), windows([1.0] * 10), peaks(15, 17)
+        # an older reading that comes late, the capture's peak, and then that of replayed windows
+        late, capture = peaks(16, 17), peaks(None, 20)
+        after = windows([1.0] * 3), capture, windows([1.0] * 10), peaks(12, 20), windows([1.0] * 10)
+        (gain,) = gains_of(WARM_UP, *before, change("graph", False, True), late, *after)
+        assert (gain.peak_before, gain.peak_after) == (16 * GIB, 12 * GIB)
+        # where one side has none, both are what was held at the most for whatever
+        unknown = windows([1.0] * 3), capture, windows([1.0] * 20)
+        (gain,) = gains_of(WARM_UP, *before, change(), *unknown)
+        assert (gain.peak_before, gain.peak_after) == (17 * GIB, 20 * GIB)
+
     def test_the_counters_are_of_the_steady_time_and_each_reading_counts_once(self) -> None:
         def reading(at: float, busy: float) -> Reading:
             return Reading(time=NOW + at, tensor_core=busy, tensor_core_time=NOW + at)

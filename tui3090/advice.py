@@ -318,7 +318,8 @@ def _memory(facts: Facts) -> _Memory | None:
     if started.memory_cap is not None:
         total = min(total, started.memory_cap + outside)
     # under replay activations lie in the graphs' pools, which are reserved but no tensor's
-    highest = reading.reserved if facts.settings.graph else reading.peak_allocated
+    peak_of_steps = reading.peak_allocated if reading.peak_steady is None else reading.peak_steady
+    highest = reading.reserved if facts.settings.graph else peak_of_steps
     held = (reading.weights, reading.gradients, reading.optimizer_state)
     known = sum(size or 0 for size in held) if None not in held else highest
     return _Memory(total, outside + highest, outside, max(0, highest - known))

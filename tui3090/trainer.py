@@ -297,6 +297,8 @@ class Trainer:
                 self.watchdog.unmoved(share)
         record = self._ledger.record(running, outcome, self.step, self.planned)
         self.tell.emit(record)
+        if self.allocator is not None:
+            self.allocator.window(record)
         if running.sample is not None:
             self.looks.sampled(running.sample, record)
         self.watchdog.look(record, len(running.window.micro_batches) - record.micro_batches)
