@@ -126,9 +126,7 @@ class TestMeasuring:
 
     def test_memory_is_that_of_steady_windows_where_it_is_told(self) -> None:
         def peaks(steady: int | None, ever: int) -> Reading:
-            return Reading(
-                time=NOW, peak_allocated=ever * GIB, peak_steady=None if steady is None else steady * GIB
-            )
+            return Reading(time=NOW, peak_allocated=ever * GIB, peak_steady=None if steady is None else steady * GIB)
 
         before = windows([1.0] * 10), peaks(16, 17), windows([1.0] * 10), peaks(15, 17)
         # an older reading that comes late, the capture's peak, and then that of replayed windows

@@ -69,6 +69,8 @@ class Started(Record):
     """`Settings.short()` at the start."""
     memory_cap: int | None = None
     """Bytes of the card's memory that torch may take; None: all."""
+    cards: int | None = None
+    """How many cards CUDA sees here; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

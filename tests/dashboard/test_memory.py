@@ -144,6 +144,19 @@ def test_the_layers_whose_activations_hold_most() -> None:
     assert len(memory.rows(view(started(), reading(), measured), 100, 9, NOW)) == 7  # no room for them
 
 
+def test_what_a_small_model_keeps_is_told_in_mib() -> None:
+    measured = Activations(time=NOW, step=3, total=3 << 20, layers=f"{2 << 20} head\n{1 << 18} norm")
+    rows = texts(memory.rows(view(started(), reading(), measured), 100, 30, NOW))
+    assert rows[8] == "kept for backward by one micro-batch, step 3: 3.0 MiB"
+    assert [row.split()[:2] for row in rows[9:]] == [["2.0", "67"], ["0.2", "8"]]
+
+
+def test_before_torch_uses_the_card_its_figures_are_missing_with_the_reason() -> None:
+    loading = reading(allocated=None, reserved=None, peak_allocated=None, retries=None)
+    rows = texts(memory.rows(view(loading), 96, 7, NOW))
+    assert rows[4].startswith("allocated     n/a now, n/a peak   torch has not used the card yet")
+
+
 def test_they_do_not_outlive_a_change() -> None:
     measured = Activations(time=NOW, step=7, total=GIB, layers=f"{GIB} head")
     change = Changed(time=NOW, step=9, technique="amp", old="off", new="bf16")

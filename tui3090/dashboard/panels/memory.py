@@ -127,14 +127,18 @@ def _layers(view: View, width: int) -> list[Row]:
     if found is None:
         hint = "m measures with the next step what each layer keeps for backward"
         return [] if view.over else [[], [(hint, "dim")]]
-    of = f"kept for backward by one micro-batch, step {number(found.step)}: {gib(found.total)} GiB"
+    large = found.total >= 1 << 30
+    unit, size_of = ("GiB", gib) if large else ("MiB", lambda size: number(size / (1 << 20), 1))
+    of = f"kept for backward by one micro-batch, step {number(found.step)}: {size_of(found.total)} {unit}"
     table: list[Row] = [[], [(of, "bold")]]
     for entry in found.layers.splitlines():
         size, _, name = entry.partition(" ")
         held = int(size) if size.isdecimal() and len(size) < 20 else 0
         share = held / found.total if found.total > 0 else 0.0
         cells = round(min(share, 1.0) * max(min(width - 60, 40), 0))
-        table.append([(f"{gib(held):>8} {percent(share):>5}  ", "plain"), (f"{cut(clean(name), 40):<40} ", "plain")])
+        table.append(
+            [(f"{size_of(held):>8} {percent(share):>5}  ", "plain"), (f"{cut(clean(name), 40):<40} ", "plain")]
+        )
         table[-1].append(("a" * cells, "smooth"))
     return table
 
@@ -231,7 +235,7 @@ def _figures(view: View, reading: Reading, width: int) -> list[Row]:
         beside(
             [
                 [_name("allocated"), _size(reading.allocated), (f" now, {gib(reading.peak_allocated)} peak", "plain")],
-                [("what tensors hold", "dim")],
+                [("what tensors hold" if reading.allocated is not None else "torch has not used the card yet", "dim")],
                 [(since, "dim")],
             ],
             width,
