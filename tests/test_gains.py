@@ -7,15 +7,20 @@ import random
 from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from tests.conftest import Train
 from tests.dashboard.views import NOW, started, step
 from tui3090.gains import Gains, compare, course, verdict
 from tui3090.lines import from_object
 from tui3090.link import Outlet
-from tui3090.records import Changed, Gain, Reading, Record, Resumed, State, StepRecord
+from tui3090.recipe import Recipe
+from tui3090.records import Change, Changed, Gain, Reading, Record, Resumed, State, StepRecord
 from tui3090.runlog import RecordReader, RunFolder, RunLog
 
 GIB = 1 << 30
@@ -300,6 +305,26 @@ def test_a_gain_lands_in_the_log_of_every_run(tmp_path: Path) -> None:
     watched = [record for record in outlet.drain() if isinstance(record, Gain)]
     assert [gain.rate_after for gain in watched] == [32_000]
     assert logged == watched
+
+
+def test_a_run_that_a_key_makes_slower_says_so(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records of real training, whose step takes three times as long under autocast."""
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        sleep(0.06 if torch.is_autocast_enabled("cpu") else 0.02)
+        return model(batch).float().pow(2).mean()
+
+    monkeypatch.setattr("tui3090.gains.SAMPLE_S", 0.01)
+    monkeypatch.setattr("tui3090.gains.SETTLING_S", 0.0)
+    data = [torch.ones(2) for _ in range(26)]
+    recipe = Recipe(model=nn.Linear(2, 1), train_data=data, loss=loss, batch_size=1)
+    ran = train(recipe, {13: [Change("amp", "bf16")]})
+    gains = Gains()
+    (gain,) = [found for record in ran.records if (found := gains.absorb(record)) is not None]
+    assert (gain.step, gain.technique, gain.new, gain.verdict) == (14, "amp", "bf16", "slower")
+    assert gain.windows_before == gain.windows_after == 10  # three settle on each side
+    assert gain.step_s_before >= 0.02
+    assert gain.step_s_after >= 0.06
 
 
 def test_the_changes_of_a_run_on_an_h200() -> None:

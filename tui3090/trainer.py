@@ -352,7 +352,7 @@ class Trainer:
             garbage.freeze()
         self.keeper.if_due()
         alarm = self.watchdog.alarm
-        paused, why = alarm is not None, alarm.paused if alarm is not None else ""
+        paused, why = alarm is not None, alarm.paused(self.keeper.good()) if alarm is not None else ""
         self.tell.say("train", why, "warning")
         while True:
             if alarm is not None and self.commands.unattended.is_set():
