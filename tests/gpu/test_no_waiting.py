@@ -53,6 +53,7 @@ class Traced(Commands):
         Settings(accumulate=2),
         Settings(prefetch=2),
         Settings(workers=1),
+        Settings(compile=True, lr=0.5),
         Settings(graph=True),
         Settings(graph=True, amp="fp16", accumulate=2, prefetch=2),
     ],
