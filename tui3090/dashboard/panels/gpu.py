@@ -17,10 +17,11 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def note(view: View, now: float) -> str:
-    """The source, and how old the reading is."""
+    """The source, by its UUID's end which card it is, and how old the reading is."""
     if view.reading is not None and view.reading.card_missing:
         return "no card"
-    return f"NVML, {reading_age(view, now)}"
+    uuid = clean(view.started.device_uuid.rpartition("-")[2][-6:]) if view.started is not None else ""
+    return f"NVML{f' …{uuid}' if uuid else ''}, {reading_age(view, now)}"
 
 
 def rows(view: View, width: int, height: int, now: float) -> list[Row]:

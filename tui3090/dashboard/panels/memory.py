@@ -228,7 +228,8 @@ def _figures(view: View, reading: Reading, width: int) -> list[Row]:
         everybody += f": {cut(clean(reading.holders), 60)}" if reading.holders else ""
     since = f"peak since step {number(view.changes[-1].step)}" if view.changes else "peak since the start"
     held, fragmented = _held(reading), None
-    if held is not None and reading.reserved:
+    unknown = reading.graph_pools is None and view.step is not None and view.step.replayed  # they would count as unused
+    if held is not None and reading.reserved and not unknown:
         fragmented = max(1 - (held + (reading.graph_pools or 0)) / reading.reserved, 0.0)
     retries = reading.retries
     return [
