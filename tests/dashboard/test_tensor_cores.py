@@ -88,13 +88,13 @@ def test_flops_that_can_not_be_counted_are_not_promised() -> None:
     [
         ("float32", "off", "fp32", "matmuls in fp32: the Tensor Cores don't take them"),
         ("float32", "off", "tf32", "matmuls in tf32: the Tensor Cores can take them"),
-        ("float32", "bf16", "bf16", "matmuls in bf16, weights in fp32: the Tensor Cores can take them"),
-        ("bfloat16", "off", "bf16", "matmuls in bf16, weights in bf16: the Tensor Cores can take them"),
+        ("float32", "bf16", "bf16", "bf16 matmuls, fp32 weights: Tensor Cores can take them"),
+        ("bfloat16", "off", "bf16", "bf16 matmuls, bf16 weights: Tensor Cores can take them"),
     ],
 )
 def test_autocast_and_weights_in_16_bits_are_told_apart(weights: str, amp: str, precision: str, words: str) -> None:
     seen = view(started(weights_dtype=weights, settings=f"amp={amp}"), step(precision=precision))
-    assert words in texts(tensor_cores.rows(seen, 80, 5, NOW))
+    assert words in texts(tensor_cores.rows(seen, 56, 5, NOW))
     amp_row = next(row for row in texts(techniques.rows(seen, 56, 12, NOW)) if "AMP" in row)
     assert amp_row.endswith("bf16 weights") is (weights == "bfloat16")
 

@@ -227,12 +227,12 @@ def _units(view: View, now: float, width: int) -> list[Row]:
 def _precision(view: View) -> Row:
     if view.step is None:
         return [(f"precision {UNKNOWN}: no step so far", "dim")]
-    words = f"matmuls in {clean(view.step.precision)}"
+    words, the = f"matmuls in {clean(view.step.precision)}", "the "
     weights = clean(view.started.weights_dtype) if view.started is not None else ""
     if weights and (weights != "float32" or view.value("amp") != "off"):  # by autocast, or because the weights are
-        words += f", weights in {SHORT_DTYPES.get(weights, weights)}"
+        words, the = f"{clean(view.step.precision)} matmuls, {SHORT_DTYPES.get(weights, weights)} weights", ""
     if view.started is not None and view.started.device == "cpu":
         return [(f"{words} on a CPU: no Tensor Cores", "dim")]
     if view.step.precision == "fp32":
-        return [(f"{words}: the Tensor Cores don't take them", "warn")]
-    return [(f"{words}: the Tensor Cores can take them", "plain")]
+        return [(f"{words}: {the}Tensor Cores don't take them", "warn")]
+    return [(f"{words}: {the}Tensor Cores can take them", "plain")]
