@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tui3090.dashboard.figures import SHORT_DTYPES, age, beside, shown, steps_note, steps_stale, wrapped
+from tui3090.dashboard.figures import PROFILE_OLD_S, SHORT_DTYPES, age, beside, shown, steps_note, steps_stale, wrapped
 from tui3090.dashboard.text import UNKNOWN, Row, clean, clock, cut, duration, number, percent, rounded, row_width
 from tui3090.dashboard.view import View
 from tui3090.records import Reading
@@ -14,8 +14,6 @@ TITLE = "Tensor Cores"
 MASK_PADDING = "A vocabulary padded to a multiple of 8: mask the padding's logits in the loss; labels stay as they are."
 SAME = 0.005
 """MFU and HFU that differ by less than this share are shown as one."""
-OLD_S = 180.0
-"""Age from which on a profiled step is no longer shown as current; by itself one comes every minute or so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +148,7 @@ def _profiled(view: View, width: int, now: float) -> Row:
     when = f"{duration(max(0.0, now - found.time))} ago"
     if view.over or not view.live:
         when = f"at {clock(found.time, seconds=True)}"
-    role = "dim" if when.endswith("ago") and now - found.time > OLD_S else "bold"
+    role = "dim" if when.endswith("ago") and now - found.time > PROFILE_OLD_S else "bold"
     share = percent(found.tensor_core_share)
     source = (f" (profile, {when})", "dim")
     for words in (f"{share} of kernel time in Tensor Core kernels", f"{share} of kernel time in TC kernels"):
