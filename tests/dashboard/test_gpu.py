@@ -58,7 +58,10 @@ def test_every_field_may_be_unknown() -> None:
         "clock n/a",
         "temperature n/a, fan n/a   PCIe n/a",
         "",
-        "n/a: NVML does not tell it of this card",
+    ]
+    assert gpu.note(view(Reading(time=NOW)), NOW) == "NVML, 0.0 s, n/a: not told"
+    assert texts([gpu.line(view(Reading(time=NOW)), 90, NOW)]) == [
+        "busy n/a  power n/a  temperature n/a  clock n/a  n/a: NVML does not tell"
     ]
     partly = view(reading(power_limit_w=None, fan=None, clock_max_mhz=None, pcie_out_s=None))
     assert texts(gpu.rows(partly, 56, 3, NOW)) == [

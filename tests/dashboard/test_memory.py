@@ -192,6 +192,13 @@ def test_without_nvml_the_bar_is_torchs_and_the_rest_is_a_question_mark() -> Non
     ]
 
 
+def test_where_whose_memory_it_is_can_not_be_told_the_reason_is() -> None:
+    contained = reading(own=None, others=None, holders="")
+    rows = texts(memory.rows(view(started(), contained), 96, 7, NOW))
+    assert "x CUDA context  n/a    o other processes  n/a" in rows[3]
+    assert "n/a apart: NVML does not tell here which process is whose" in rows[6]
+
+
 def test_on_a_cpu_it_is_the_hosts_memory() -> None:
     host = Reading(
         time=NOW,
