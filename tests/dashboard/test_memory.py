@@ -196,7 +196,7 @@ def test_where_whose_memory_it_is_can_not_be_told_the_reason_is() -> None:
     contained = reading(own=None, others=None, holders="")
     rows = texts(memory.rows(view(started(), contained), 96, 7, NOW))
     assert "x CUDA context  n/a    o other processes  n/a" in rows[3]
-    assert "n/a apart: NVML does not tell here which process is whose" in rows[6]
+    assert rows[6].endswith("all of it + other processes (n/a: processes are hidden here)")
 
 
 def test_on_a_cpu_it_is_the_hosts_memory() -> None:

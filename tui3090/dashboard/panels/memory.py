@@ -228,7 +228,7 @@ def _figures(view: View, reading: Reading, width: int) -> list[Row]:
         if reading.holders:
             everybody += f": {cut(clean(reading.holders), 60)}"
         elif reading.others is None and reading.card_used is not None:  # in a container process numbers are others
-            everybody += f", {UNKNOWN} apart: NVML does not tell here which process is whose"
+            everybody += f" ({UNKNOWN}: processes are hidden here)"
     since = f"peak since step {number(view.changes[-1].step)}" if view.changes else "peak since the start"
     held, fragmented = _held(reading), None
     unknown = reading.graph_pools is None and view.step is not None and view.step.replayed  # they would count as unused
