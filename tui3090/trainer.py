@@ -332,6 +332,8 @@ class Trainer:
         """
         self._settle()  # its time goes on to its end
         self._last_end = None
+        if self.allocator is not None:
+            self.allocator.interrupted()
         return self.step
 
     def _enough(self) -> bool:

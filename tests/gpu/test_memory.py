@@ -51,6 +51,7 @@ def test_the_peak_of_replayed_windows_is_told_without_the_capture(
 ) -> None:
     """What graphs keep, and what tensors hold beside them: what is needed to go on, not what the start needed."""
     monkeypatch.setattr("tui3090.gains.SETTLING_S", 0.0)
+    monkeypatch.setattr(Allocator, "interrupted", lambda allocator: None)  # so that it still stands after the end
     ran = train(recipe(count=800, batch_size=40, epochs=2), {10: [Change("graph", True)]}, device="cuda:0")
     assert sum(record.replayed for record in ran.of(StepRecord)) > 20
     assert ran.trainer.allocator is not None

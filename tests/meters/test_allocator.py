@@ -124,6 +124,12 @@ class TestAllocator:
         window(10, pools=300)
         figures = window(50, pools=300)
         assert (figures["peak_allocated"], figures["peak_steady"]) == (1000, 350)
+        allocator.interrupted()  # an evaluation takes more than any window
+        held.update(peak=1200)
+        assert "peak_steady" not in allocator.read()
+        window(50, pools=300)
+        figures = window(55, pools=300)
+        assert (figures["peak_allocated"], figures["peak_steady"]) == (1200, 355)
         allocator.reset_peak()
         figures = window(60, pools=300)
         assert figures["peak_allocated"] == 60

@@ -95,6 +95,11 @@ class Allocator:
                 torch.cuda.reset_peak_memory_stats(self.device)
                 self._steady_pools = seen["graph_pools"]
 
+    def interrupted(self) -> None:
+        """Something other than a window comes, an evaluation or a save: what it takes is no window's."""
+        with self._one:
+            self._steady_pools = None
+
     def reset_peak(self) -> None:
         """Begin the peaks anew, from what is held now: a technique was switched."""
         with self._one:
