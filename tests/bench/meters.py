@@ -119,8 +119,8 @@ def main() -> None:
     print("| workload | meters on | off | rate on over off | a profiled step |")
     print("|---|---|---|---|---|")
     bf16 = Settings(amp="bf16", tf32=True)
-    print("| eager 8 x 1024 | " + measure(made(8, 1024), bf16, turn=20, turns=82))
-    print("| replay 1 x 128 | " + measure(made(1, 128), bf16.having("graph", True), turn=300, turns=22))
+    print("| eager 8 x 1024 | " + measure(made(8, 1024), bf16, turn=20, turns=62))
+    print("| replay 1 x 128 | " + measure(made(1, 128), bf16.having("graph", True), turn=200, turns=22))
 
 
 if __name__ == "__main__":
