@@ -101,7 +101,7 @@ DASHBOARD_PAIRS, DASHBOARD_STEPS = 2, 1600
 def judge(
     known: Mapping[str, Workload], wanted: Collection[str], small: bool, seconds: float, device: torch.device
 ) -> None:
-    """Go through the trials (of the workloads in `wanted`, if any): print at once what each shows, at the end all of it.
+    """Go through the trials (of the workloads in `wanted`, if any): print at once what each shows, then all of it.
 
     A trial that fails is told, and the next one begins.
     """
