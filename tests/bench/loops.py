@@ -102,11 +102,13 @@ class PlainLoop:
     def step(self) -> float | None:
         """One optimizer step; its loss, for which the host waits."""
         self.optimizer.zero_grad(set_to_none=True)
-        return self.trained(self._placed(next(self.batches)) for _ in range(self.settings.accumulate)).item()
+        loss = self.trained(self._placed(next(self.batches)) for _ in range(self.settings.accumulate))
+        return float(loss.item())
 
-    def trained(self, batches: Iterable[Any]) -> Tensor:
+    def trained(self, batches: Iterable[Any]) -> Any:
         """Launch forward, backward and update; the loss on the device, []."""
-        amp, total = self.settings.amp, torch.zeros((), device=self.device)
+        amp = self.settings.amp
+        total: Any = 0.0
         for batch in batches:
             with torch.autocast(self.device.type, DTYPES.get(amp, torch.bfloat16), enabled=amp != "off"):
                 loss: Tensor = self.loss(self.called, batch) / self.settings.accumulate
@@ -149,12 +151,13 @@ def run_engine(
 ) -> None:
     """Train by our own loop, without a screen, until its commands stop it. Raises RuntimeError with what went wrong."""
     last: list[Record] = []
+    given = [recipe]  # emptied by the run: nothing of it outlives its trainer
 
     def keep_last(record: Record) -> None:
         last[:] = [record]
         emit(record)
 
-    assemble.load_recipe = lambda path, options: recipe
+    assemble.load_recipe = lambda path, options: given.pop()
     where = "cuda:0" if device.type == "cuda" else "cpu"
     plan = RunPlan(Path("train.py"), "train", settings=settings, device=where)
     if Trainer(plan, commands, keep_last, QuietPoller()).run():  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import torch
 
 from tests.bench.capture import CapturedLoop
 from tests.bench.loops import PlainLoop, engine
-from tests.bench.others import accelerate_loop, lightning_trainer, transformers_trainer
+from tests.bench.others import accelerate_loop, lightning_trainer, plain_under_traceml, transformers_trainer
 from tests.bench.turns import Loop, in_turns, interval
 from tests.bench.workloads import Workload
 from tui3090.recipe import Recipe
@@ -25,10 +25,12 @@ PLAIN, COMPILED, CAPTURED = "plain loop", "plain loop, torch.compile", "plain lo
 RESIDENT = "plain loop, data on the device"
 ENGINE, REPLAY, BOTH = "engine", "engine, replay", "engine, compile + replay"
 TRAINER, ACCELERATE, LIGHTNING = "transformers Trainer", "accelerate", "Lightning"
+TRACED = "plain loop under TraceML"
 LIBRARIES = {
     TRAINER: ("transformers", transformers_trainer),
     ACCELERATE: ("accelerate", accelerate_loop),
     LIGHTNING: ("lightning", lightning_trainer),
+    TRACED: ("traceml_ai", plain_under_traceml),
 }
 LIMIT = 24 << 30
 """Bytes that the largest batch may take."""
@@ -82,8 +84,9 @@ def race(
     only: Collection[str] | None = None,
     look: bool = False,
 ) -> Race | None:
-    """Let the contenders (those in `only`) take turns; None: the workload can't be had here.
+    """Let the contenders take turns, those in `only`, else all but TraceML's, which leaves the process changed.
 
+    None: the workload can't be had here.
     `look`: our engine's ones are profiled in one window of the round that warms up.
     """
     batch = workload.batch or (largest_batch(workload, settings, device) if device.type == "cuda" else 0)
@@ -147,10 +150,12 @@ def loops(
         found[BOTH] = ours(BOTH, "graph", "compile")
         found[COMPILED] = plain(compiled=True)
     for name, (package, make) in LIBRARIES.items():
-        if only is not None and name not in only:
+        if name == TRACED if only is None else name not in only:
             continue
         if find_spec(package) is None:
-            print(f"{name} is left out: {package} is not installed (pip install {package})", flush=True)
+            print(
+                f"{name} is left out: {package} is not installed (pip install {package.replace('_', '-')})", flush=True
+            )
         else:
             found[name] = lambda boundary, make=make: make(made(), device, settings)(boundary)  # type: ignore[misc]
     return {name: loop for name, loop in found.items() if only is None or name in only}
@@ -160,10 +165,10 @@ def largest_batch(workload: Workload, settings: Settings, device: torch.device) 
     """Of the plain loop, so that torch reserves at most 24 GiB for it."""
     most = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, LIMIT / most), device)
-    fits, fails = 0, 257
+    base, fits, fails = workload.make(1), 0, 257
     while fails - fits > 1:
         batch = (fits + fails) // 2
-        if _runs(workload.make(batch), settings, device):
+        if _runs(replace(base, model=copy.deepcopy(base.model), batch_size=batch), settings, device):
             fits = batch
         else:
             fails = batch
