@@ -35,8 +35,6 @@ from tests.bench.workloads import Workload
 from tui3090.records import Phases, Profiled
 from tui3090.settings import Settings
 
-DASHBOARD = "dashboard"
-
 
 @dataclass(frozen=True)
 class Aim:
@@ -61,6 +59,13 @@ class Trial:
     rounds: int
     mfu: bool = False
     """Whether MFU and where the time goes are told."""
+    word: str = ""
+    """What asks for it on the command line; empty: its workload."""
+
+    @property
+    def asked_by(self) -> str:
+        """What asks for it on the command line."""
+        return self.word or self.workload
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Screen:
     """The dashboard beside none."""
 
     technique: str
-    workload = DASHBOARD
+    asked_by = "dashboard"
 
 
 EAGER = Aim(ENGINE, PLAIN, 0.97)
@@ -96,23 +101,25 @@ TRIALS: tuple[Trial | Screen, ...] = (
     Trial("1x128", "fp16", HAND, (Aim(REPLAY, CAPTURED, 0.95), EAGER), 40, 8),
     Trial("1x128", "off", HAND, (Aim(REPLAY, CAPTURED, 0.95), EAGER), 40, 8),
     Trial("8x1024", "fp16", HAND, (Aim(REPLAY, CAPTURED, 0.98), EAGER), 12, 6),
-    Trial("1x128", "bf16", (PLAIN, TRACED), (Aim(TRACED, PLAIN, None),), 60, 8),  # the last: others.py says why
+    # the last, for what others.py says
+    Trial("1x128", "bf16", (PLAIN, TRACED), (Aim(TRACED, PLAIN, None),), 60, 8, word="traceml"),
 )
+WORDS = {trial.asked_by for trial in TRIALS}
 DASHBOARD_PAIRS, DASHBOARD_STEPS = 2, 1600
 
 
 def judge(
     known: Mapping[str, Workload], wanted: Collection[str], small: bool, seconds: float, device: torch.device
 ) -> None:
-    """Go through the trials (of the workloads in `wanted`, if any): print at once what each shows, then all of it.
+    """Go through the trials (those that `wanted` asks for, if any): print at once what each shows, then all of it.
 
     A trial that fails is told, and the next one begins.
     """
     began, lines = time.perf_counter(), []
     for trial in TRIALS:
-        if wanted and trial.workload not in wanted:
+        if wanted and trial.asked_by not in wanted:
             continue
-        name = f"{trial.workload}, {trial.technique if isinstance(trial, Screen) else _precision(trial.amp)}"
+        name = f"{trial.asked_by}, {trial.technique if isinstance(trial, Screen) else _precision(trial.amp)}"
         spent = time.perf_counter() - began
         if spent > seconds:
             print(f"{name} is left out: {spent:.0f} s are over", flush=True)
@@ -157,7 +164,9 @@ def _trial(trial: Trial, known: Mapping[str, Workload], small: bool, device: tor
     if run is None:
         return
     at = f"{workload.title}, {_precision(trial.amp)}"
-    print(", ".join(f"{name} {statistics.median(every) * 1e3:.2f} ms" for name, every in run.seconds.items()))
+    print(
+        ", ".join(f"{name} {statistics.median(every) * 1e3:.2f} ms" for name, every in run.seconds.items()), flush=True
+    )
     for aim in trial.aims:
         if aim.ours in run.seconds and aim.theirs in run.seconds:
             yield verdict(run.rate(aim.ours, aim.theirs), aim.least, f"{aim.ours} over {aim.theirs}: {at}")
@@ -181,7 +190,10 @@ def _mfu(run: Race, at: str) -> Iterable[str]:
 
 
 def where_the_time_goes(run: Race, name: str) -> Iterable[str]:
-    """Of an engine contender: its phases by their medians, and its kernels by class in the window that was profiled."""
+    """Of an engine contender: its phases by their medians, and its kernels by class in the window that was profiled.
+
+    Phases are marked once a second at most: here in windows that begin a turn, whose first launches nothing hides.
+    """
     step = statistics.median(run.seconds[name])
     phases = [record for record in run.records[name] if isinstance(record, Phases)]
     if phases:
@@ -220,7 +232,8 @@ def _screen(screen: Screen, device: torch.device) -> Iterable[str]:
     from tests.bench import dashboard
 
     dashboard.header()
-    runs = dashboard.run_pairs(screen.technique, DASHBOARD_PAIRS, DASHBOARD_STEPS, cpu=False)
+    runs = dashboard.run_pairs(screen.technique, WORDS = {trial.asked_by for trial in TRIALS}
+DASHBOARD_PAIRS, DASHBOARD_STEPS, cpu=False)
     at = f"GPT-2 124M, 1 x 128, bf16, {screen.technique}"
     yield verdict(runs.rate(), 0.99, f"the dashboard over headless: {at}")
     yield verdict(runs.p99(), 1.1, f"a step's 99th percentile under the dashboard over headless: {at}", at_most=True)

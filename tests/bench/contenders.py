@@ -1,7 +1,7 @@
 """Our engine beside the loops that people train with, in turns in one process.
 
     python -m tests.bench.contenders [WORKLOAD ...] [--amp off bf16 fp16] [--rounds N] [--small]
-    python -m tests.bench.contenders --aims [WORKLOAD ...] [--seconds N] [--small]
+    python -m tests.bench.contenders --aims [WORKLOAD | dashboard | traceml ...] [--seconds N] [--small]
 
 Workloads: 1x128, 8x1024 and largest (GPT-2 124M), bert (BERT-large, 16 x 512), loader (Python work per sample, loaded
 by `--workers` processes). The contenders: our engine without a screen, eagerly and on a card by replay, and on a card
@@ -80,8 +80,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="of --aims: after so many nothing is begun")
     asked = parser.parse_args()
     known = workloads(asked.small, asked.workers)
-    if unknown := set(asked.workload) - set(known) - ({aims.DASHBOARD} if asked.aims else set()):
-        parser.error(f"no workload {', '.join(sorted(unknown))}: there are {', '.join(known)}")
+    words = aims.WORDS if asked.aims else set(known)
+    if unknown := set(asked.workload) - words:
+        parser.error(f"no workload {', '.join(sorted(unknown))}: there are {', '.join(sorted(words))}")
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     where = torch.cuda.get_device_name(0) if device.type == "cuda" else f"{platform.machine()} CPU, {CORES} cores"
     print(f"{where}, load {os.getloadavg()[0]:.1f}; {versions()}", flush=True)
