@@ -232,8 +232,7 @@ def _screen(screen: Screen, device: torch.device) -> Iterable[str]:
     from tests.bench import dashboard
 
     dashboard.header()
-    runs = dashboard.run_pairs(screen.technique, WORDS = {trial.asked_by for trial in TRIALS}
-DASHBOARD_PAIRS, DASHBOARD_STEPS, cpu=False)
+    runs = dashboard.run_pairs(screen.technique, DASHBOARD_PAIRS, DASHBOARD_STEPS, cpu=False)
     at = f"GPT-2 124M, 1 x 128, bf16, {screen.technique}"
     yield verdict(runs.rate(), 0.99, f"the dashboard over headless: {at}")
     yield verdict(runs.p99(), 1.1, f"a step's 99th percentile under the dashboard over headless: {at}", at_most=True)
