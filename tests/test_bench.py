@@ -56,7 +56,8 @@ def test_an_aim_is_judged_by_the_whole_interval(figures: tuple[float, float, flo
 def test_stall_is_that_of_the_turns_second_halves_without_the_wait_for_the_next_turn() -> None:
     warming_up = [step(1.0, 1.0)] * 4
     turn = [step(1.0, 1.0), step(1.0, 1.0), step(2.0, 0.5), step(100.0, 0.0)]
-    assert raced([*warming_up, *turn, *turn]).stall(ENGINE) == pytest.approx(0.25)
+    worse = [step(1.0, 0.0), step(1.0, 0.0), step(2.0, 1.5), step(100.0, 0.0)]
+    assert raced([*warming_up, *turn, *worse, *turn]).stall(ENGINE) == pytest.approx((0.25, 0.25, 0.75))
 
 
 def test_mfu_is_model_flops_over_what_the_peak_allows() -> None:

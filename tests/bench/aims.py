@@ -173,8 +173,7 @@ def _trial(trial: Trial, known: Mapping[str, Workload], small: bool, device: tor
         else:
             yield f"not run: {aim.ours} over {aim.theirs}: {at}"
     if workload.workers and ENGINE in run.seconds:
-        stall = run.stall(ENGINE)
-        yield verdict((stall, stall, stall), 0.05, f"data stall of the engine: {at}", at_most=True)
+        yield verdict(run.stall(ENGINE), 0.05, f"data stall of the engine: {at}", at_most=True)
     if trial.mfu:
         yield from _mfu(run, at)
 

@@ -67,13 +67,18 @@ class Race:
         known = self.flops()
         return known[0] / known[1] / statistics.median(self.seconds[name]) if known else None
 
-    def stall(self, name: str) -> float:
-        """An engine contender's data stall over the time of its turns' second halves, the last step left out: the wait
-        for the next turn is in it."""
+    def stall(self, name: str) -> tuple[float, float, float]:
+        """An engine contender's data stall over the time of a turn's second half: the median, and its 95 % interval.
+
+        A turn's last step is left out: the wait for the next turn is in it.
+        """
         steps = self.workload.steps
-        every = [record for record in self.records[name] if isinstance(record, StepRecord)][steps:]
-        settled = [record for at, record in enumerate(every) if steps // 2 <= at % steps < steps - 1]
-        return sum(record.stall_s for record in settled) / sum(record.seconds for record in settled)
+        every = [record for record in self.records[name] if isinstance(record, StepRecord)]
+        shares = []
+        for begin in range(steps, len(every) - steps + 1, steps):  # the first turn warms up
+            settled = every[begin + steps // 2 : begin + steps - 1]
+            shares.append(sum(record.stall_s for record in settled) / sum(record.seconds for record in settled))
+        return statistics.median(shares), *interval(shares)
 
 
 def race(
