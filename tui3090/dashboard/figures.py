@@ -38,7 +38,7 @@ def steps_note(view: View, now: float) -> str:
     """What a panel's means are over, and when the last step ended where that is long ago."""
     if not view.recent:
         return "no step since the change" if view.step else "before the first step"
-    steps = sum(step.steps for step in view.recent)
+    steps = view.recent.total("steps")
     mean = f"mean of {number(steps)} {'step' if steps == 1 else 'steps'}"
     last = view.recent[-1].time
     return f"{mean}, the last {duration(now - last)} ago" if steps_stale(view, now) else mean

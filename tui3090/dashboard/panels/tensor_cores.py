@@ -57,18 +57,14 @@ def line(view: View, width: int, now: float) -> Row:
 
 def _rate(view: View) -> _Rate | None:
     """Over the windows whose FLOPs were counted; None where there is none."""
-    model = hardware = seconds = 0.0
-    executed = True
-    for step in view.recent:
-        if step.flops is None:
-            continue
-        model += step.flops * step.steps
-        hardware += (step.hardware_flops or 0.0) * step.steps
-        executed = executed and step.hardware_flops is not None
-        seconds += step.seconds * step.steps
-    if seconds <= 0:
+    recent = view.recent
+    uncounted = [step for step in recent if step.flops is None]
+    seconds = recent.total("seconds") - sum(step.seconds * step.steps for step in uncounted)
+    if len(uncounted) == len(recent) or not seconds > 0:
         return None
-    return _Rate(model / seconds, hardware / seconds if executed else None, view.recent[-1].peak_flops_s)
+    executed = not any(step.hardware_flops is None and step.flops is not None for step in recent)
+    hardware = recent.total("hardware_flops") / seconds if executed else None
+    return _Rate(recent.total("flops") / seconds, hardware, recent[-1].peak_flops_s)
 
 
 def _achieved(view: View, brief: bool = False) -> list[Row]:
