@@ -153,6 +153,7 @@ def assemble(
         torch=torch.__version__,
         settings=settings.short(),
         memory_cap=None if plan.vram_gib is None else round(plan.vram_gib * 2**30),
+        cards=torch.cuda.device_count() if device.type == "cuda" else 0,
     )
     emit(started)
     max_steps = plan.steps if plan.steps is not None else recipe.max_steps

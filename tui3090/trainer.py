@@ -297,6 +297,8 @@ class Trainer:
                 self.watchdog.unmoved(share)
         record = self._ledger.record(running, outcome, self.step, self.planned)
         self.tell.emit(record)
+        if self.allocator is not None:
+            self.allocator.window(record)
         if running.sample is not None:
             self.looks.sampled(running.sample, record)
         self.watchdog.look(record, len(running.window.micro_batches) - record.micro_batches)
@@ -330,6 +332,8 @@ class Trainer:
         """
         self._settle()  # its time goes on to its end
         self._last_end = None
+        if self.allocator is not None:
+            self.allocator.interrupted()
         return self.step
 
     def _enough(self) -> bool:
@@ -350,7 +354,7 @@ class Trainer:
             garbage.freeze()
         self.keeper.if_due()
         alarm = self.watchdog.alarm
-        paused, why = alarm is not None, alarm.paused if alarm is not None else ""
+        paused, why = alarm is not None, alarm.paused(self.keeper.good()) if alarm is not None else ""
         self.tell.say("train", why, "warning")
         while True:
             if alarm is not None and self.commands.unattended.is_set():

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.conftest import Train
+from tests.conftest import ScriptedCommands, Train
 from tests.reference import Blocks, loss_of, samples
 from tui3090.meters.allocator import Allocator
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Event, Refused, StepRecord
+from tui3090.records import Change, Command, Event, Pause, Refused, State, StepRecord
 from tui3090.settings import Settings
 from tui3090.techniques.graph import Replay
 
@@ -97,13 +97,17 @@ def test_a_host_read_in_the_loss_falls_back_and_says_why(train: Train) -> None:
 
 def test_learning_rate_accumulation_and_pausing_need_no_new_capture(train: Train) -> None:
     captured: list[int] = []
-    script = {
+    script: dict[int, list[Command]] = {
         4: [Change("lr", 0.5)],
         6: [Change("accumulate", 2)],
-        8: [Change("accumulate", 4)],
-        10: [Change("lr", 2.0)],
+        8: [Pause(True)],
+        9: [Pause(False), Change("accumulate", 4)],  # the pause is asked for news once
+        11: [Change("lr", 2.0)],
     }
-    ran = train(recipe(200), script, REPLAY, device="cuda:0")
+    commands = ScriptedCommands(script)
+    commands.arrived.set()
+    ran = train(recipe(200), commands=commands, settings=REPLAY, device="cuda:0")
+    assert [state.state for state in ran.of(State)][1:3] == ["paused", "training"]
     replay = ran.trainer.replay
     captured.append(len(replay._captures))
     assert captured == [1]

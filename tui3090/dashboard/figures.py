@@ -9,6 +9,9 @@ from rich.cells import chop_cells
 from tui3090.dashboard.text import Row, clean, clock, duration, fit_row, number, row_width, width
 from tui3090.dashboard.view import View
 
+PROFILE_OLD_S = 180.0
+"""Age from which on a profiled step is no longer shown as current; by itself one comes every minute or so."""
+SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 STALE_S = 5.0
 """Age from which on a figure is no longer shown as current."""
 

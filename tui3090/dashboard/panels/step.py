@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from statistics import median
 
-from tui3090.dashboard.figures import beside, is_stale, shown, steps_note, steps_stale
+from tui3090.dashboard.figures import PROFILE_OLD_S, beside, is_stale, shown, steps_note, steps_stale
 from tui3090.dashboard.panels import breakdown
 from tui3090.dashboard.text import UNKNOWN, Row, duration, gib, number, percent, rounded, spread
 from tui3090.dashboard.view import View
@@ -26,7 +26,7 @@ def rows(view: View, width: int, height: int, now: float) -> list[Row]:
     parts = breakdown.parts(view)
     rates = _rates(view, pace, width)
     first = breakdown.figures(parts, width) if parts else spread(rates, _no_phases(view), width)
-    of_steps = [first, breakdown.bar(parts, width), _data(pace, [*_shapes(view), _gaps(view)], width)]
+    of_steps = [first, breakdown.bar(parts, width), _data(pace, [*_shapes(view), _gaps(view, now)], width)]
     if parts and height > len(of_steps) + 1:
         of_steps.append(rates)
     host = shown([_host(view, width)], width, height - len(of_steps), is_stale(view, now))
@@ -134,12 +134,15 @@ def _shapes(view: View) -> list[Row]:
     ]
 
 
-def _gaps(view: View) -> Row:
+def _gaps(view: View, now: float) -> Row:
     """Gaps between kernels, which are inside the phases: only a profiled step tells them."""
     found = view.profiled
     if found is None or found.busy_share is None or not 0 <= found.busy_share <= 0.98:
         return []
-    return [(f"launch gaps {percent(1 - found.busy_share)} (profile)", "warn" if found.busy_share < 0.8 else "plain")]
+    role = "warn" if found.busy_share < 0.8 else "plain"
+    if view.live and not view.over and now - found.time > PROFILE_OLD_S:
+        role = "dim"
+    return [(f"launch gaps {percent(1 - found.busy_share)} (profile)", role)]
 
 
 def _data(pace: _Pace | None, more: list[Row], width: int) -> Row:
