@@ -163,9 +163,7 @@ def test_an_optimizer_that_would_undo_it_is_refused(train: Train, failure: Calla
     kind = type("AdamW8bit", (torch.optim.SGD,), {"__module__": "bitsandbytes.optim.adamw"})
     ran = train(recipe(optimizer=lambda model: kind(model.parameters(), lr=0.1)), channels_last=True)
     assert ran.status == 2
-    assert failure(ran).startswith(
-        "train.py: --channels-last can't be used with bitsandbytes' AdamW8bit, which lays out every"
-    )
+    assert "--channels-last can't be used with bitsandbytes' AdamW8bit, which lays out every weight" in failure(ran)
     assert train(recipe(optimizer=lambda model: kind(model.parameters(), lr=0.1)), steps=1).status == 0
 
 

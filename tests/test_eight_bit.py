@@ -205,4 +205,7 @@ def test_it_is_known_by_its_package_and_waited_for(bnb: Any) -> None:
     assert note == ""
     assert of_bitsandbytes(optimizer)
     assert not waits_for_nothing(optimizer)
+    weight = nn.Parameter(torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
+    make_optimizer(recipe(lambda model: bnb.AdamW8bit([weight])), made.model, torch.device("cpu"))
+    assert weight.is_contiguous(), "its first step would move it away from where graphs read it"
     assert not of_bitsandbytes(torch.optim.AdamW(made.model.parameters()))

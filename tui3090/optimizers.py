@@ -28,6 +28,9 @@ def make_optimizer(recipe: Recipe, model: nn.Module, device: torch.device) -> tu
             "for example torch.optim.AdamW(model.parameters(), lr=5e-5)."
         )
     _check(optimizer)
+    if of_bitsandbytes(optimizer):  # before graphs know where the weights are, as its first step would
+        for weight in (p for group in optimizer.param_groups for p in group["params"]):
+            weight.data = weight.data.contiguous()
     if type(optimizer) not in (Adam, AdamW) or not all(
         group["fused"] is None and group["foreach"] is None and isinstance(group["lr"], float)
         for group in optimizer.param_groups
