@@ -52,7 +52,7 @@ def recipe(
     batch_size: int = 16,  # texts in a micro-batch
     lr: float = 5e-5,  # peak learning rate
     weight_decay: float = 0.01,  # of all weights but biases and norms
-    optimizer: Literal["adamw", "adamw8bit"] = "adamw",  # adamw8bit: a quarter of its memory (bitsandbytes)
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw",  # adamw8bit: moments in 8 bits, by bitsandbytes
     epochs: int = 3,  # times through the data
 ) -> Recipe:
     """Fine-tune an encoder with a new classification layer on texts and their labels."""

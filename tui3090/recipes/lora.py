@@ -48,7 +48,7 @@ def recipe(
     batch_size: int = 4,  # chats (or packed rows) in a micro-batch
     lr: float = 2e-4,  # peak learning rate
     weight_decay: float = 0.0,  # of the adapters
-    optimizer: Literal["adamw", "adamw8bit"] = "adamw",  # adamw8bit: a quarter of its memory (bitsandbytes)
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw",  # adamw8bit: moments in 8 bits, by bitsandbytes
     epochs: int = 1,  # times through the data
 ) -> Recipe:
     """Tune adapters in every linear layer of a causal language model on chats."""
