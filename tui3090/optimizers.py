@@ -76,7 +76,8 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     paged = getattr(optimizer, "is_paged", False)
     buffers = {parameter: dict(held) for parameter, held in optimizer.state.items()} if paged else {}
     optimizer.load_state_dict(state, **({"move_to_device": False} if paged else {}))
-    for parameter, held in optimizer.state.items():
+    of_weights = [(key, held) for key, held in optimizer.state.items() if isinstance(key, Tensor)]  # others have more
+    for parameter, held in of_weights:
         for name, value in held.items():
             if not isinstance(value, Tensor):
                 continue
