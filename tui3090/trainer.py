@@ -292,6 +292,8 @@ class Trainer:
         outcome = running.in_flight.wait() if running.in_flight is not None else None
         if not self._ledger.why_skipped(outcome, running.settings):
             self.step += 1
+            if self._poller.held is None:  # not all optimizers have their state after a step that was skipped
+                self._poller.held = held_by(self.job.step.model, self.job.step.optimizer)
             self._move_schedule()
             if (share := self._unmoved.stepped()) is not None:
                 self.watchdog.unmoved(share)
@@ -307,7 +309,6 @@ class Trainer:
             seconds = time.perf_counter() - self._first_began
             self.tell.emit(Stage(time=time.time(), name="first step", seconds=seconds))
             self._first_began = 0.0
-            self._poller.held = held_by(self.job.step.model, self.job.step.optimizer)
 
     def _move_schedule(self) -> None:
         """A step was taken."""

@@ -22,15 +22,19 @@ class Held:
     gradients: int
     """Of the trainable parameters, as if all were there: between two steps they may be freed, at a peak they are."""
     optimizer_state: int
+    """On the device; what a paged optimizer keeps elsewhere is not in it."""
 
 
 def held_by(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Held:
     """What a model and its optimizer hold; cheap, and the device is not asked."""
     parameters = list(model.parameters())
+    # by identity: parameters may share a tensor of their state
+    state = {id(tensor): tensor for tensor in _tensors(optimizer.state.values())}
+    devices = {parameter.device for parameter in parameters}
     return Held(
         weights=sum(tensor.nbytes for tensor in (*parameters, *model.buffers())),
         gradients=sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),
-        optimizer_state=sum(tensor.nbytes for tensor in _tensors(optimizer.state.values())),
+        optimizer_state=sum(t.nbytes for t in state.values() if t.device in devices),
     )
 
 
