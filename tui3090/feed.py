@@ -182,8 +182,7 @@ class Feed:
         """
         if batch_size < whole_batch == self.whole_batch:
             self.batch_size, self._halved = batch_size, True
-        self._ahead.clear()
-        self._following.clear()
+        self._drop()
         if self.indexed:
             self.start_epoch(epoch, taken)
             return

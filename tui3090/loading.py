@@ -202,8 +202,9 @@ def batch_size_of(loader: DataLoader[Any]) -> int:
 
 def own_sampler_of(loader: DataLoader[Any] | None) -> Any:
     """A loader's batch sampler whose order only it knows; None: batches of one size, in order or shuffled."""
-    sampler: Any = loader.batch_sampler if loader is not None else None
-    if sampler is None:
-        return None
-    regular = type(sampler) is BatchSampler and type(sampler.sampler) in (RandomSampler, SequentialSampler)
-    return None if regular else sampler
+    batches: Any = loader.batch_sampler if loader is not None else None
+    if loader is None or type(batches) is not BatchSampler:
+        return batches
+    samples: Any = batches.sampler
+    drawn = type(samples) is RandomSampler and (samples.replacement or len(samples) != len(samples.data_source))
+    return batches if drawn or type(samples) not in (RandomSampler, SequentialSampler) else None
