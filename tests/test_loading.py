@@ -121,6 +121,23 @@ def test_a_batch_sampler_of_the_recipes_own_is_asked_when_its_epoch_begins(ahead
         assert sampler.asked == list(range(-1, epoch + 1))
 
 
+class Turned(Ordered):
+    """A sampler whose order is the epoch's."""
+
+    def __iter__(self) -> Iterator[int]:  # type: ignore[override]
+        return iter([(index + self.asked[-1]) % self.count for index in range(self.count)])
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def test_a_sampler_inside_a_batch_sampler_is_told_of_the_epoch() -> None:
+    source = feed(DataLoader(Numbers(5), batch_size=2, sampler=Turned(5)))
+    assert taken(source) == [0, 1, 2, 3, 4]
+    source.start_epoch(2)
+    assert taken(source) == [2, 3, 4, 0, 1]
+
+
 @pytest.mark.parametrize("sampler", [False, True])
 def test_workers_start_anew_where_the_dataset_has_changed(sampler: bool) -> None:
     data = Drawn(6)

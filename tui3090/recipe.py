@@ -71,7 +71,8 @@ class Recipe:
     Loader workers have a copy of it and go on from epoch to epoch. They start anew at an epoch's turn where it is seen
     to have changed: an attribute of the dataset, of one inside it or of the collate function was set, a list has grown,
     a tensor has changed. Items replaced in a list or an array they don't see: set the attribute anew. Those of an
-    iterable dataset start anew each epoch. `set_epoch` of a batch sampler is called when its epoch begins."""
+    iterable dataset start anew each epoch. A batch sampler's `set_epoch`, or its sampler's, is called when its epoch
+    begins."""
     loss: Callable[[Any, Any], Tensor] = default_loss
     """Of the model and a batch on the device: a scalar, the mean over what the batch weighs."""
     optimizer: Callable[[Any], Optimizer] | None = None

@@ -135,9 +135,11 @@ class IndexPlan:
 
     @classmethod
     def sampled(cls, batch_sampler: Any, epoch: int, seed: int) -> IndexPlan:
-        """What a batch sampler of the recipe's own gives for this epoch."""
-        if hasattr(batch_sampler, "set_epoch"):
-            batch_sampler.set_epoch(epoch)
+        """What a batch sampler of the recipe's own gives for this epoch, of which it and its sampler are told."""
+        samplers: list[Any] = [batch_sampler, getattr(batch_sampler, "sampler", None)]
+        for sampler in samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
         with seeded(seed):
             batches = [list(batch) for batch in batch_sampler]
         order = torch.tensor([index for batch in batches for index in batch], dtype=torch.int64)
