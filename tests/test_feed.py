@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from tui3090.feed import Feed
 from tui3090.recipe import Recipe, RecipeError
@@ -132,6 +132,11 @@ def test_a_given_loader_is_taken_over() -> None:
     assert len(drawn) == 20
     assert 9 not in drawn
     assert taken(feed(own)) == drawn, "its draws come from the run's seed"
+
+    some = taken(feed(DataLoader(data, batch_size=3, sampler=RandomSampler(data, num_samples=7))))
+    assert len(set(some)) == 7
+    again = taken(feed(DataLoader(data, batch_size=3, sampler=RandomSampler(data, replacement=True, num_samples=40))))
+    assert len(again) == 40
 
     class Pairs:
         def __iter__(self) -> Any:

@@ -87,7 +87,7 @@ def test_a_burst_shows_as_the_worst_beside_the_mean(train: Train) -> None:
 
 def test_workers_that_start_are_told_apart(train: Train) -> None:
     records = steps(train, Slow(4, 0.0), 0.0, workers=1, epochs=3)
-    assert [record.loader_start for record in records] == [True, False, False, False] * 3
+    assert [record.loader_start for record in records] == [True] + [False] * 11  # they go on from epoch to epoch
     # without workers only the run's first batch is, which was fetched before the run's first window
     records = steps(train, Slow(4, 0.0), 0.0, workers=0, epochs=3)
     assert [record.loader_start for record in records] == [True] + [False] * 11
@@ -104,21 +104,22 @@ class At:
 
 
 @pytest.mark.parametrize(
-    ("wait_s", "idle_s", "loader_start", "stall_s"),
+    ("wait_s", "idle_s", "loader_start", "epoch_start", "stall_s"),
     [
-        (0.3, 0.2, False, 0.2),  # hidden in part: the device had work for the first 0.1 s of the wait
-        (0.3, 0.0, False, 0.0),  # all of it hidden
-        (0.001, 0.2, False, 0.001),  # idle, but not for want of data
-        (0.3, -1e-6, False, 0.0),
-        (0.3, None, False, 0.0),  # something else came between: nobody knows
-        (0.3, None, True, 0.3),  # nothing was in flight while workers started
+        (0.3, 0.2, False, False, 0.2),  # hidden in part: the device had work for the first 0.1 s of the wait
+        (0.3, 0.0, False, False, 0.0),  # all of it hidden
+        (0.001, 0.2, False, False, 0.001),  # idle, but not for want of data
+        (0.3, -1e-6, False, False, 0.0),
+        (0.3, None, False, False, 0.0),  # something else came between: nobody knows
+        (0.3, None, True, False, 0.3),  # nothing was in flight while workers started
+        (0.3, None, False, True, 0.3),  # nor at an epoch's turn
     ],
 )
 def test_on_a_card_it_is_the_wait_or_the_idle_time_whichever_is_less(
-    wait_s: float, idle_s: float | None, loader_start: bool, stall_s: float
+    wait_s: float, idle_s: float | None, loader_start: bool, epoch_start: bool, stall_s: float
 ) -> None:
     running: Any = Running(
-        window=Window([], wait_s, loader_start),
+        window=Window([], wait_s, loader_start, epoch_start),
         in_flight=None,
         settings=Settings(),
         lr=0.0,

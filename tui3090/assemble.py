@@ -106,7 +106,9 @@ def assemble(
             say("run", text, "warning")
         detail.append(f"{type(model).__name__}, {parameters / 1e6:.1f} M parameters")
     with stage("data") as detail:
-        feed = Feed(recipe, device, seed, plan.settings.workers, plan.settings.prefetch)
+        max_steps = plan.steps if plan.steps is not None else recipe.max_steps
+        epochs = recipe.epochs if max_steps is None else None
+        feed = Feed(recipe, device, seed, plan.settings.workers, plan.settings.prefetch, epochs)
         feed.start_epoch(0)
         first, rows = feed.peek(), feed.rows
         if first is None:
@@ -168,7 +170,6 @@ def assemble(
         cards=torch.cuda.device_count() if device.type == "cuda" else 0,
     )
     emit(started)
-    max_steps = plan.steps if plan.steps is not None else recipe.max_steps
     return Job(recipe, machine, settings, feed, step, max_steps, name, uuid, dtype, started)
 
 

@@ -1,36 +1,25 @@
 """Dataset -> windows of micro-batches on the device, and the clock of waiting for them.
 
 Loader workers fetch by the index plan of sampling.py: a change of workers, or of the size of micro-batches, goes on
-with what the plan has left, so that each sample comes exactly once in an epoch.
+with what the plan has left, so that each sample comes exactly once in an epoch. Workers go on into the next epoch by
+themselves, so that they are ahead at the turn too.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, default_collate
 
-from tui3090 import shm
-from tui3090.handover import Handover
+from tui3090.loading import Batches, Loader, batch_size_of, own_sampler_of
 from tui3090.recipe import Recipe, RecipeError, default_loss, padding_in, samples_in, tokens_in, weigh
-from tui3090.sampling import DATA, ORDER, IndexPlan, OwnStream, SeededCollate, SeededDataset, mix
+from tui3090.sampling import DATA, ORDER, IndexPlan, SeededCollate, SeededDataset, mix
 from tui3090.techniques.channels_last import has_channels
-from tui3090.workers import WorkerDied, is_workers_death, ready
 
 
 @dataclass(slots=True)
@@ -61,6 +50,8 @@ class Window:
     """The host's wait for the loader, seconds."""
     loader_start: bool = False
     """The first of a loader whose workers had to start."""
+    epoch_start: bool = False
+    """The first of its epoch: nothing was in flight while it was fetched."""
 
     @property
     def weighed(self) -> list[MicroBatch]:
@@ -103,8 +94,18 @@ def leaves(batch: Any) -> list[tuple[str, Any]]:
 class Feed:
     """Gives the training thread its windows, an epoch at a time, and knows how many samples it has given."""
 
-    def __init__(self, recipe: Recipe, device: torch.device, seed: int, workers: int = 0, prefetch: int = 0) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        device: torch.device,
+        seed: int,
+        workers: int = 0,
+        prefetch: int = 0,
+        epochs: int | None = None,
+    ) -> None:
         self._recipe = recipe
+        self._epochs = epochs
+        """After so many nothing is fetched ahead any more; None: their number is not known."""
         self._device = device
         self.seed = seed
         self.workers = workers
@@ -119,16 +120,18 @@ class Feed:
         self.dataset: Any = source.dataset if isinstance(source, DataLoader) else source
         self.indexed = not isinstance(self.dataset, IterableDataset)
         given = self._loader_given
-        self.batch_size = _batch_size(given) if given is not None else recipe.batch_size
+        self.batch_size = batch_size_of(given) if given is not None else recipe.batch_size
         """Samples in a micro-batch at the most; halved when the card's memory is full."""
         self._collate = recipe.collate_fn or (given.collate_fn if given is not None else default_collate)
+        self._own_sampler = own_sampler_of(given)
+        self._loader = Loader(self.dataset, self._collate, self.indexed, device.type == "cuda", self.notes)
         self._plan: IndexPlan | None = None
         self._whole_plan: IndexPlan | None = None
         """Before its batches were made smaller."""
-        self._iterator: Iterator[Any] = iter(())
+        self._following: dict[int, IndexPlan] = {}
+        """Of the epochs that the loader has gone on into by itself: as `_whole_plan` will be."""
         self._indices: Iterator[torch.Tensor] = iter(())
         self._ahead: deque[MicroBatch] = deque()
-        self._own_stream: OwnStream | None = None
         self._side: torch.cuda.Stream | None = None
         self._fetched = 0
         """Samples of this epoch that came from the loader, those that wait included."""
@@ -138,13 +141,6 @@ class Feed:
         """The recipe's `batch_size`."""
         self._halved = False
         self._longer = False
-        self._handover: Handover | None = None
-        self._largest = 0
-        """Bytes of the largest batch so far."""
-        self._shm_free: int | None = None
-        """Of shared memory, before the workers came."""
-        self._shm_told = 0
-        """The number of workers for which there was too little of it."""
         self.epoch = 0
         self.taken = 0
         """Samples of this epoch that windows were given."""
@@ -159,13 +155,21 @@ class Feed:
 
     def start_epoch(self, epoch: int, taken: int = 0) -> None:
         """Begin an epoch, or go on in it after `taken` samples. Raises RecipeError when it holds no batch."""
+        made = self._following.pop(epoch, None) if not taken and self._goes_on() else None
         self.epoch, self.taken = epoch, taken
-        self._plan = self._whole_plan = self._make_plan(epoch) if self.indexed else None
-        if self._plan is not None and self._halved:
-            self._plan = self._plan.at_most(self.batch_size)
-        if self._plan is not None and not len(self._plan.ends):
-            raise RecipeError("The training data gives no batch: its batch sampler ended at once.")
-        self._restart()
+        if self.indexed:
+            self._whole_plan = made if made is not None else self._make_plan(epoch)
+            self._plan = self._cut(self._whole_plan)
+            if not len(self._plan.ends):
+                raise RecipeError("The training data gives no batch: its batch sampler ended at once.")
+        if made is not None and self._plan is not None:
+            self._indices, self._fetched = self._plan.after(0), 0
+        else:
+            self._restart()
+
+    def _goes_on(self) -> bool:
+        """Whether the loader has given all of this epoch, and what it has of the next one is still right."""
+        return not self._ahead and next(self._indices, None) is None and self._loader.goes_on(self.workers)
 
     def state_dict(self) -> dict[str, Any] | None:
         """What an iterable dataset of this process tells of where it is; None: it is found again by counting.
@@ -174,9 +178,9 @@ class Feed:
         """
         tell = getattr(self.dataset, "state_dict", None)
         ahead = self._fetched != self.taken
-        if self.indexed or self.workers or ahead or tell is None or self._own_stream is None:
+        if self.indexed or ahead or tell is None or self._loader.own_stream is None:
             return None
-        return {"dataset": tell(), "drawn": self._own_stream.state_dict()}
+        return {"dataset": tell(), "drawn": self._loader.own_stream.state_dict()}
 
     def resume(self, epoch: int, taken: int, batch_size: int, whole_batch: int, state: dict[str, Any] | None) -> None:
         """Go on in an epoch after `taken` samples, of which `state` tells where the dataset is.
@@ -186,7 +190,7 @@ class Feed:
         """
         if batch_size < whole_batch == self.whole_batch:
             self.batch_size, self._halved = batch_size, True
-        self._ahead.clear()
+        self._drop()
         if self.indexed:
             self.start_epoch(epoch, taken)
             return
@@ -195,8 +199,8 @@ class Feed:
         if told is not None and load is not None:
             load(told["dataset"])
         self.start_epoch(epoch)
-        if told is not None and self._own_stream is not None:
-            self._own_stream.load_state_dict(told["drawn"])
+        if told is not None and self._loader.own_stream is not None:
+            self._loader.own_stream.load_state_dict(told["drawn"])
             self.taken = self._fetched = taken
             return
         if taken:
@@ -207,12 +211,33 @@ class Feed:
     def _make_plan(self, epoch: int) -> IndexPlan:
         seed = mix(self.seed, ORDER, epoch)
         shuffle, drop_last = self._recipe.shuffle, False
+        if self._own_sampler is not None:
+            return IndexPlan.sampled(self._own_sampler, epoch, seed)
         if self._loader_given is not None:
             sampler: Any = self._loader_given.batch_sampler
-            if type(sampler) is not BatchSampler or type(sampler.sampler) not in (RandomSampler, SequentialSampler):
-                return IndexPlan.sampled(sampler, epoch, seed)
             shuffle, drop_last = type(sampler.sampler) is RandomSampler, sampler.drop_last
         return IndexPlan.regular(len(self.dataset), self.whole_batch, drop_last, shuffle, seed)
+
+    def _cut(self, plan: IndexPlan) -> IndexPlan:
+        """As memory allows it."""
+        return plan.at_most(self.batch_size) if self._halved else plan
+
+    def _batches(self, plan: IndexPlan, epoch: int, taken: int) -> Batches:
+        """What the loader fetches after the first `taken` samples of an epoch; by workers, epoch after epoch.
+
+        A batch sampler of the recipe's own is asked only when its epoch begins.
+        """
+        while True:
+            seed = mix(self.seed, DATA, epoch)
+            for indices in plan.after(taken):
+                yield seed, indices.tolist()
+            epoch, taken = epoch + 1, 0
+            if not self.workers or self._own_sampler is not None or epoch == self._epochs:
+                return
+            self._following[epoch] = whole = self._make_plan(epoch)
+            plan = self._cut(whole)
+            if not len(plan.ends):
+                return
 
     def peek(self) -> MicroBatch | None:
         """The next micro-batch, which the next window will begin with; None: the epoch is over."""
@@ -255,6 +280,7 @@ class Feed:
         starting, self._starting = self._starting, False
         if not micro_batches:
             return None
+        begins = not self.taken
         self.taken += sum(micro.samples for micro in micro_batches)
         if self._plan is None and self.rows is not None and self.taken > self.rows:
             self._longer = True
@@ -263,7 +289,7 @@ class Feed:
                 f"train_data gives more samples than the {len(self.dataset)} of its length{copies}. How long the run "
                 "is can't be told. Share its samples out by torch.utils.data.get_worker_info(), or use --workers 0."
             )
-        return Window(micro_batches, waited, starting)
+        return Window(micro_batches, waited, starting, begins)
 
     @property
     def parts(self) -> int:
@@ -284,12 +310,12 @@ class Feed:
             if micro.indices is not None
             for indices in micro.indices.tensor_split(-(-len(micro.indices) // self.batch_size))
         ]
-        self._plan = self._whole_plan.at_most(self.batch_size)  # as the epochs to come are cut
+        self._plan = self._cut(self._whole_plan)  # as the epochs to come are
         self._restart()
-        return Window(micro_batches, window.wait_s, window.loader_start)
+        return replace(window, micro_batches=micro_batches)
 
     def _collated_again(self, indices: torch.Tensor) -> MicroBatch:
-        samples = self._seeded_dataset().__getitems__(indices.tolist())
+        samples = SeededDataset(self.dataset).__getitems__((mix(self.seed, DATA, self.epoch), indices.tolist()))
         return self._micro_batch(SeededCollate(self._collate)(samples), indices)
 
     def look_ahead(self) -> None:
@@ -321,37 +347,28 @@ class Feed:
 
     def close(self) -> None:
         """End the workers."""
-        self._iterator, self._indices = iter(()), iter(())
+        self._loader.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        """What was prepared ahead."""
+        self._indices = iter(())
+        self._following.clear()
         self._ahead.clear()
 
     def _fetch(self) -> MicroBatch | None:
+        indices = next(self._indices, None)
+        if indices is None and self._plan is not None:
+            return None  # the loader's next batch is the next epoch's
         began = time.perf_counter()
-        try:
-            with self._own_stream.drawn() if self._own_stream is not None else nullcontext():
-                batch = next(self._iterator, None)
-        except (RuntimeError, OSError, EOFError) as error:
-            if not self.workers or not is_workers_death(error):
-                raise
-            awaited = next(self._indices, torch.empty(0)).tolist()
-            raise WorkerDied(shm.worker_died(error, awaited)) from error
+        batch = self._loader.next(indices.tolist() if indices is not None else [])
         self._waited += time.perf_counter() - began
         if batch is None:
             return None
-        size = sum(leaf.nbytes for _, leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
-        if size > self._largest:
-            self._largest = size
-            self._look_at_shm()
-        micro = self._micro_batch(batch, next(self._indices, None))
+        self._loader.gave(sum(leaf.nbytes for _, leaf in leaves(batch) if isinstance(leaf, torch.Tensor)))
+        micro = self._micro_batch(batch, indices)
         self._fetched += micro.samples
         return micro
-
-    def _look_at_shm(self) -> None:
-        """Warn, once for a number of workers, if what they prepare has no room in shared memory."""
-        if self.workers in (0, self._shm_told):
-            return
-        if sentence := shm.too_small(self.workers, self._largest, self._shm_free):
-            self.notes.append(sentence)
-            self._shm_told = self.workers
 
     def _micro_batch(self, batch: Any, indices: torch.Tensor | None) -> MicroBatch:
         weight, tokens, padding = weigh(self._recipe, batch), tokens_in(batch), padding_in(batch)
@@ -360,56 +377,22 @@ class Feed:
             batch = _without_full_mask(batch)
         return MicroBatch(batch, weight, samples, tokens, padding, indices)
 
-    def _seeded_dataset(self) -> SeededDataset:
-        return SeededDataset(self.dataset, mix(self.seed, DATA, self.epoch))
-
     def _restart(self) -> None:
-        """A new loader for what the windows have not taken; what was prepared ahead is fetched again."""
-        self.close()
+        """The loader goes on with what the windows have not taken; what was prepared ahead is fetched again."""
+        self._drop()
         self._fetched = self.taken
-        # the run's first batch is fetched before there is a window whose time its wait could be a share of
-        self._starting = bool(self.workers) or not (self.epoch or self.taken)
-        common: dict[str, Any] = {
-            "num_workers": self.workers,
-            "pin_memory": self._device.type == "cuda",
-            # else every new loader draws from dropout's
-            "generator": torch.Generator().manual_seed(mix(self.seed, DATA, self.epoch)),
-        }
-        self._own_stream = None
-        if self.workers:
-            self._shm_free = shm.free()
-            self._look_at_shm()
-            self._handover = self._handover or Handover(self.dataset, self._collate, self.indexed, self.notes)
-            common |= {"multiprocessing_context": self._handover.context, "worker_init_fn": partial(ready, os.getpid())}
-            common |= {"prefetch_factor": shm.BATCHES_A_WORKER}
-        if self._plan is None:
-            if self._loader_given is None:
-                common |= {"batch_size": self.batch_size}
-            else:
-                common |= {"batch_size": self._loader_given.batch_size, "drop_last": self._loader_given.drop_last}
-            if not self.workers:
-                self._own_stream = OwnStream(mix(self.seed, DATA, self.epoch))
-            self._iterator = iter(DataLoader(self.dataset, collate_fn=self._collate, **common))
-            return
-        plan, taken = self._plan, self.taken
-        self._indices = plan.after(taken)
-        dataset = self._seeded_dataset()
-        if self.workers and self._handover is not None:
-            dataset.dataset = self._handover.wrapped(self.dataset)
-        self._iterator = iter(
-            DataLoader(
-                dataset,
-                batch_sampler=(batch.tolist() for batch in plan.after(taken)),
-                collate_fn=SeededCollate(self._collate),
-                **common,
-            )
-        )
-
-
-def _batch_size(loader: DataLoader[Any]) -> int:
-    """A loader's own, or what its batch sampler says of itself; 1: it says nothing."""
-    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", 1)
-    return size if isinstance(size, int) and size > 0 else 1
+        seed = mix(self.seed, DATA, self.epoch)
+        anew = True
+        if self._plan is not None:
+            self._indices = self._plan.after(self.taken)
+            anew = self._loader.load(self._batches(self._plan, self.epoch, self.taken), self.workers, seed)
+        elif self._loader_given is not None:
+            self._loader.stream(self._loader_given.batch_size, self._loader_given.drop_last, self.workers, seed)
+        else:
+            self._loader.stream(self.batch_size, False, self.workers, seed)
+        if anew:
+            # the run's first batch is fetched before there is a window whose time its wait could be a share of
+            self._starting = bool(self.workers) or not (self.epoch or self.taken)
 
 
 def _without_full_mask(batch: Any) -> Any:

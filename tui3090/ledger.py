@@ -55,8 +55,8 @@ class Running:
         on a card the gap between the last work of the window before and the first of this one at the most."""
         if self.begin is None:
             return self.window.wait_s
-        if self.before is None:  # nothing was in flight; workers that start kept the device waiting all the time
-            return self.window.wait_s if self.window.loader_start else 0.0
+        if self.before is None:  # at an epoch's turn, and while workers start, the device waits as long as the host
+            return self.window.wait_s if self.window.loader_start or self.window.epoch_start else 0.0
         gap: float = self.before.elapsed_time(self.begin) / 1000
         return min(self.window.wait_s, max(0.0, gap))
 

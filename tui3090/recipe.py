@@ -66,7 +66,13 @@ class Recipe:
     model: nn.Module
     """On the CPU, or where its weights already are (a quantized base)."""
     train_data: Dataset[Any] | DataLoader[Any]
-    """A dataset, or a DataLoader whose dataset, batch sampler and collate function are taken over."""
+    """A dataset, or a DataLoader whose dataset, batch sampler and collate function are taken over.
+
+    Loader workers have a copy of it and go on from epoch to epoch. They start anew at an epoch's turn where it is seen
+    to have changed: an attribute of the dataset, of one inside it or of the collate function was set, a list has grown,
+    a tensor has changed. Items replaced in a list or an array they don't see: set the attribute anew. Those of an
+    iterable dataset start anew each epoch. A batch sampler's `set_epoch`, or its sampler's, is called when its epoch
+    begins."""
     loss: Callable[[Any, Any], Tensor] = default_loss
     """Of the model and a batch on the device: a scalar, the mean over what the batch weighs."""
     optimizer: Callable[[Any], Optimizer] | None = None

@@ -140,8 +140,8 @@ class StepRecord(Record):
     compiled: bool = False
     """Whether torch.compile compiled something in the window: its time is no step's."""
     loader_start: bool = False
-    """The first window of a loader whose workers had to start, at an epoch's start or a change of workers: its wait
-    and stall are told apart."""
+    """The first window of a loader whose workers had to start, at the run's start, a change of workers, or an epoch's
+    start where they can't go on: its wait and stall are told apart."""
     settings: str = ""
     steps: int = 1
     """How many windows this line stands for."""

@@ -135,9 +135,11 @@ class IndexPlan:
 
     @classmethod
     def sampled(cls, batch_sampler: Any, epoch: int, seed: int) -> IndexPlan:
-        """What a batch sampler of the recipe's own gives for this epoch."""
-        if hasattr(batch_sampler, "set_epoch"):
-            batch_sampler.set_epoch(epoch)
+        """What a batch sampler of the recipe's own gives for this epoch, of which it and its sampler are told."""
+        samplers: list[Any] = [batch_sampler, getattr(batch_sampler, "sampler", None)]
+        for sampler in samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
         with seeded(seed):
             batches = [list(batch) for batch in batch_sampler]
         order = torch.tensor([index for batch in batches for index in batch], dtype=torch.int64)
@@ -177,13 +179,14 @@ class _Samples(list[Any]):
 class SeededDataset(Dataset[Any]):
     """The dataset with its random draws fixed by epoch and index, whoever fetches."""
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+    def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
-        self.seed = seed
 
-    def __getitems__(self, indices: list[int]) -> _Samples:
+    def __getitems__(self, batch: tuple[int, list[int]]) -> _Samples:
+        """The samples of a batch, which is the epoch's seed and their indices."""
+        seed, indices = batch
         samples = _Samples()
-        samples.seed = mix(self.seed, *indices[:1])
+        samples.seed = mix(seed, *indices[:1])
         with seeded(samples.seed):
             if hasattr(self.dataset, "__getitems__"):
                 try:
@@ -193,7 +196,7 @@ class SeededDataset(Dataset[Any]):
                     raise SampleError(f"one of the samples {one_of}: {type(error).__name__}: {error}") from error
                 return samples
             for index in indices:
-                _seed(mix(self.seed, index))
+                _seed(mix(seed, index))
                 try:
                     samples.append(self.dataset[index])
                 except Exception as error:

@@ -120,11 +120,11 @@ def test_one_row() -> None:
 def test_workers_that_start_are_told_apart_from_the_stall() -> None:
     seen = view(started(), step(1, loader_start=True, seconds=4.0, wait_s=3.2, stall_s=3.2), step(2), host())
     assert texts(panel.rows(seen, 96, 4, NOW))[2] == (
-        "data stall 10 %, worst 10 %   loader's wait 30 %, 20 % hidden   epoch start 3.2 s"
+        "data stall 10 %, worst 10 %   loader's wait 30 %, 20 % hidden   workers' start 3.2 s"
     )
     only = view(started(), step(1, loader_start=True, seconds=4.0, wait_s=3.2, stall_s=3.2))
     assert texts(panel.rows(only, 96, 4, NOW))[2] == (
-        "data stall n/a, worst n/a   loader's wait n/a   epoch start 3.2 s"
+        "data stall n/a, worst n/a   loader's wait n/a   workers' start 3.2 s"
     )
 
 

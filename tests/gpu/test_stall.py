@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.conftest import Ran, Train
 from tests.test_stall import Slow
+from tui3090.feed import Feed
 from tui3090.meters.phases import Sampler
 from tui3090.recipe import Recipe
 from tui3090.records import Evaluate, Phases, StepRecord
@@ -70,11 +71,36 @@ def test_every_eighth_batch_slow_shows_in_the_worst(train: Train, busy: Busy) ->
     assert max(found) == pytest.approx(0.75, abs=0.08)  # 0.3 of 0.4 s
 
 
-def test_an_epoch_s_start_is_apart(train: Train, busy: Busy) -> None:
-    ran = train(recipe(Slow(4, 0.001), busy, 0.02, epochs=2), settings=Settings(workers=1), device="cuda:0")
-    assert [record.loader_start for record in ran.of(StepRecord)] == [True, False, False, False] * 2
-    starts = [record for record in ran.of(StepRecord) if record.loader_start]
-    assert all(record.stall_s == record.wait_s > 0 for record in starts)
+def test_the_start_of_workers_is_apart_and_happens_once(train: Train, busy: Busy) -> None:
+    ran = train(recipe(Slow(8, 0.001), busy, 0.02, epochs=3), settings=Settings(workers=1), device="cuda:0")
+    first, *rest = ran.of(StepRecord)
+    assert first.loader_start
+    assert first.stall_s == first.wait_s > 0
+    assert not any(record.loader_start for record in rest)
+    turns = [record for number, record in enumerate(ran.of(StepRecord)) if number in (8, 16)]
+    assert all(record.stall_s == record.wait_s for record in turns)  # nothing is in flight
+    assert sum(record.wait_s for record in turns) < first.wait_s / 4
+
+
+def test_batches_come_in_pinned_memory_that_is_used_again(busy: Busy) -> None:
+    """Over epochs, with the copies on a side stream: of 256 batches only those on their way take memory."""
+    made = torch.utils.data.TensorDataset(torch.arange(64.0).repeat(1 << 16, 1).T.contiguous())
+    source = Feed(recipe(made, busy, 0.0, collate_fn=first_of), torch.device("cuda:0"), seed=0, workers=1, prefetch=2)
+    seen, before = [], torch.cuda.host_memory_stats()["num_host_alloc"]
+    for epoch in range(4):
+        source.start_epoch(epoch)
+        while (window := source.next_window(1)) is not None:
+            (micro,) = window.micro_batches
+            assert micro.ready is not None or micro.batch.is_pinned()
+            seen.append(source.to_device(micro)[0, 0])
+            source.look_ahead()
+    source.close()
+    assert torch.stack(seen).tolist() == [float(i) for i in range(64)] * 4
+    assert torch.cuda.host_memory_stats()["num_host_alloc"] - before < 20
+
+
+def first_of(samples: list[Any]) -> torch.Tensor:
+    return torch.stack([sample[0] for sample in samples])
 
 
 def test_the_seconds_of_all_steps_are_the_time_that_passed(train: Train, busy: Busy) -> None:

@@ -69,7 +69,7 @@ class _Pace:
     wait: float | None
     """The host's wait for the loader."""
     start_s: float | None
-    """The wait for loader workers to start, at the last epoch's start; None: they did not."""
+    """The last wait for loader workers to start; None: they did not."""
 
 
 def _pace(view: View) -> _Pace | None:
@@ -146,8 +146,8 @@ def _gaps(view: View, now: float) -> Row:
 
 
 def _data(pace: _Pace | None, more: list[Row], width: int) -> Row:
-    """How much the device waited for data: the mean, the worst, epoch starts apart; the host's wait, and more, beside
-    it."""
+    """How much the device waited for data: the mean, the worst, the start of workers apart; the host's wait, and more,
+    beside it."""
     if pace is None:
         return []
     hidden = max((pace.wait or 0.0) - (pace.stall or 0.0), 0.0)
@@ -160,7 +160,7 @@ def _data(pace: _Pace | None, more: list[Row], width: int) -> Row:
                 (f", worst {_percent(pace.worst)}", "plain"),
             ],
             [("loader's wait ", "plain"), (_percent(pace.wait), "plain"), (hiding, "plain")],
-            [(f"epoch start {duration(pace.start_s)}", "plain")] if pace.start_s is not None else [],
+            [(f"workers' start {duration(pace.start_s)}", "plain")] if pace.start_s is not None else [],
             *more,
         ],
         width,
