@@ -20,6 +20,7 @@ from tui3090.records import Evaluated, Event, GoBack, MakeSave, Stop
 from tui3090.savefolder import MODEL, TRAINING, saves
 from tui3090.settings import Settings
 from tui3090.techniques import compile
+from tui3090.techniques.capture import copied, fill
 
 NHWC = torch.channels_last
 TOLERANCE = 1e-5
@@ -179,9 +180,9 @@ def test_only_images_of_floating_point_numbers_are_moved_so() -> None:
 
 def test_the_memory_that_graphs_read_keeps_the_format() -> None:
     batch = move({"x": torch.rand(2, 3, 4, 4)}, torch.device("cpu"), channels_last=True)
-    static = capture.copied(batch)
+    static = copied(batch)
     assert is_nhwc(static["x"])
     later = {"x": torch.rand(2, 3, 4, 4)}
-    capture.fill(static, later)
+    fill(static, later)
     assert is_nhwc(static["x"])
     assert torch.equal(static["x"], later["x"])
