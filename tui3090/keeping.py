@@ -8,13 +8,17 @@ import traceback
 from typing import TYPE_CHECKING
 
 from tui3090.recipe import RecipeError
-from tui3090.records import Resumed
+from tui3090.records import Changed, Resumed
 from tui3090.resume import restore
 from tui3090.savefolder import Save, saves
 from tui3090.saves import Saver
+from tui3090.settings import BY_NAME, Settings
 
 if TYPE_CHECKING:
     from tui3090.trainer import Trainer
+
+KEPT = "going back"
+"""Origin of a change that was made after the save which training went back to, and stays."""
 
 
 class Keeper:
@@ -115,7 +119,21 @@ class Keeper:
             self._trainer.tell.say("save", "there is no good save to go back to", "warning")
             return False
         self._go_on(save)
+        self._tell_what_stays(Settings.from_short(save.notes.settings))
         return True
+
+    def _tell_what_stays(self, then: Settings) -> None:
+        """Going back is of what was learned. Techniques stay as they are: they may be the remedy, and are changes now."""
+        trainer, now = self._trainer, self._trainer.job.settings
+        if now != then:
+            was = then.short() or "all off"
+            text = f"techniques stay as they are ({now.short() or 'all off'}); the save was made with {was}"
+            trainer.tell.say("save", text)
+        for name in BY_NAME:
+            old, new = getattr(then, name), getattr(now, name)
+            if old != new:
+                at = trainer.step + 1
+                trainer.tell.emit(Changed(time=time.time(), step=at, technique=name, old=old, new=new, origin=KEPT))
 
 
 def export_result(trainer: Trainer) -> None:
