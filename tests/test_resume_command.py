@@ -19,9 +19,12 @@ from tests.test_headless import started, step
 from tui3090 import cli
 from tui3090.dashboard.view import View
 from tui3090.records import Changed, Evaluated, Record, Resumed, Saved, State
+from tui3090.runinfo import run_info
 from tui3090.runlog import RunFolder
+from tui3090.runplan import resume_command
 from tui3090.savefolder import MODEL, TRAINING, Notes, saves, write_notes
 from tui3090.settings import RunPlan, Settings
+from tui3090.show import view_of
 
 Plans = list[tuple[RunPlan, Path, bool, bool]]
 
@@ -109,6 +112,34 @@ def test_a_bundled_recipe_need_not_be_named_and_is_our_own_file(plans: Plans, fo
     run_folder(folder / "runs" / "a", "/evil/tui3090/recipes/gpt.py", options={"size": "small"})
     assert cli.main(["run", "--resume", "runs/a"]) == 7
     assert plans[0][0].recipe.resolve() == Path(cli.__file__).parent / "recipes" / "gpt.py"
+
+
+def test_saves_are_made_as_before_unless_the_command_says_otherwise(plans: Plans, folder: Path) -> None:  # noqa: F811
+    train = (folder / "train.py").resolve()
+    run_folder(folder / "runs" / "a", train, save_minutes=2.5, save_steps=7, keep=5)
+    assert cli.main(shlex.split("run train.py --resume --save-minutes 0")) == 7
+    plan = plans[0][0]
+    assert (plan.save_minutes, plan.save_steps, plan.keep) == (0.0, 7, 5)
+    for number, wrong in enumerate((0, -1, True, 1.5, "5", [5], None, 10**30)):
+        run = run_folder(folder / f"{number}", train, save_minutes=wrong, save_steps=-1, keep=wrong)
+        assert cli.main(["run", "train.py", "--save-minutes", "3", "--resume", str(run)]) == 7
+        plan = plans[-1][0]
+        assert (plan.save_minutes, plan.save_steps, plan.keep) == (3.0, 0, 2)
+    info = run_info(plan)
+    assert (info["save_minutes"], info["save_steps"], info["keep"]) == (3.0, 0, 2)
+
+
+def test_the_command_that_goes_on_is_one_that_can_be_typed_here(folder: Path) -> None:  # noqa: F811
+    """It names the train.py: a run of a file of one's own can't go on without."""
+    assert resume_command("my train.py", "my train", Path("runs/a")) == "tui3090 run 'my train.py' --resume runs/a"
+    there = resume_command(str(folder / "b" / "train.py"), "train", folder / "runs" / "a")
+    assert there == "tui3090 run b/train.py --resume runs/a"
+    assert resume_command("/x/tui3090/recipes/gpt.py", "gpt", Path("/r/a")) == "tui3090 run gpt --resume /r/a"
+    run = RunFolder(run_folder(folder / "runs" / "a", (folder / "train.py").resolve()))
+    assert view_of(run).again == "tui3090 run train.py --resume runs/a"
+    for recipe in (5, None, "x" * 5000):
+        run.write_info(recipe=recipe)
+        assert view_of(run).again == "tui3090 run TRAIN.PY --resume runs/a"
 
 
 def test_options_of_a_hostile_run_json_are_only_data(

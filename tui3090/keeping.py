@@ -123,7 +123,7 @@ class Keeper:
         return True
 
     def _tell_what_stays(self, then: Settings) -> None:
-        """Going back is of what was learned. Techniques stay as they are: they may be the remedy, and are changes now."""
+        """Only what was learned goes back: the techniques that stay, which may be the remedy, are changes after it."""
         trainer, now = self._trainer, self._trainer.job.settings
         if now != then:
             was = then.short() or "all off"
