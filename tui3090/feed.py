@@ -367,9 +367,14 @@ class Feed:
         if self.workers:
             self._shm_free = shm.free()
             self._look_at_shm()
-            self._handover = self._handover or Handover(self.dataset, self._collate, self.indexed, self.notes)
-            common |= {"multiprocessing_context": self._handover.context, "worker_init_fn": partial(ready, os.getpid())}
-            common |= {"prefetch_factor": shm.BATCHES_A_WORKER}
+            self._handover = self._handover or Handover(
+                self.dataset, self._collate, self.indexed, self.notes, self._loader_given
+            )
+            common |= {
+                "multiprocessing_context": self._handover.context,
+                "worker_init_fn": partial(ready, os.getpid(), self._handover.init),
+                "prefetch_factor": shm.BATCHES_A_WORKER,
+            }
         if self._plan is None:
             if self._loader_given is None:
                 common |= {"batch_size": self.batch_size}

@@ -66,7 +66,8 @@ class Recipe:
     model: nn.Module
     """On the CPU, or where its weights already are (a quantized base)."""
     train_data: Dataset[Any] | DataLoader[Any]
-    """A dataset, or a DataLoader whose dataset, batch sampler and collate function are taken over."""
+    """A dataset, or a DataLoader whose dataset, batch sampler, collate function, start method of workers and
+    `worker_init_fn` are taken over."""
     loss: Callable[[Any, Any], Tensor] = default_loss
     """Of the model and a batch on the device: a scalar, the mean over what the batch weighs."""
     optimizer: Callable[[Any], Optimizer] | None = None

@@ -142,8 +142,15 @@ def test_a_storm_of_sizes_and_a_stop_change_nothing(shell: Shell) -> None:
     assert shell.restored
 
 
-@pytest.mark.parametrize("data", ["Points()", "unpicklable()"], ids=["forkserver", "fork"])
-def test_workers_outlive_a_closed_terminal(shell: Shell, data: str) -> None:
+SPAWNED = 'torch.utils.data.DataLoader(Points(), batch_size=4, num_workers=1, multiprocessing_context="spawn")'
+
+
+@pytest.mark.parametrize(
+    ("data", "started"),
+    [("Points()", "forkserver"), ("unpicklable()", COMMAND), (SPAWNED, "spawn_main")],
+    ids=["forkserver", "fork", "spawn"],
+)
+def test_workers_outlive_a_closed_terminal(shell: Shell, data: str, started: str) -> None:
     code = TRAIN.replace("train_data=Points()", f"train_data={data}")
     code += "\n\ndef unpicklable():\n    points = Points()\n    points.local = lambda: 0\n    return points\n"
     (shell.folder / "train.py").write_text(code)
@@ -151,7 +158,7 @@ def test_workers_outlive_a_closed_terminal(shell: Shell, data: str) -> None:
     shell.wait(lambda: shell.steps() > 3)
     process = shell.process()
     workers = process.children(recursive=True)
-    assert workers
+    assert any(started in " ".join(worker.cmdline()) for worker in workers)
     shell.close()
     for _ in range(2):
         before = shell.steps()
