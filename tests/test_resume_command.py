@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shlex
@@ -258,6 +259,49 @@ def test_a_killed_run_leaves_no_worker_and_goes_on_and_nobody_else_trains_in_its
         cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
+
+
+def _obeys_modes() -> None:
+    """Root can write everywhere: without this capability the modes of a folder count for it, too."""
+    ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
+
+
+@pytest.mark.timeout(120)
+def test_a_run_folder_that_is_made_read_only_costs_the_saves_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    command = f"{sys.executable} -m tui3090 run train.py --headless --device cpu --run-dir r --save-steps 20"
+    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen(
+        shlex.split(command), cwd=tmp_path, env=env, preexec_fn=_obeys_modes,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert run.stdout is not None
+    folders = [tmp_path / "r" / "saves", tmp_path / "r"]
+    said = ""
+    try:
+        for line in run.stdout:
+            said += line
+            if "saved step" in line:
+                for folder in folders:
+                    folder.chmod(0o500)
+            if "can't be saved: Permission denied" in line:
+                break
+        run.terminate()
+        said += run.communicate(timeout=60)[0]
+    finally:
+        run.kill()
+        for folder in folders:
+            folder.chmod(0o700)
+    assert run.returncode == 143, said
+    assert "stopped at step" in said
+    assert "run.json can't be written: Permission denied." in said
+    assert "Traceback" not in said
+    found, passed_over = saves(tmp_path / "r" / "saves")
+    assert found
+    assert not passed_over
+    assert not any(save.damage() for save in found)
+    steps = [json.loads(row) for row in (tmp_path / "r" / "records.jsonl").read_text().splitlines()]
+    assert max(row["step"] for row in steps if row["type"] == "step") > found[-1].notes.step
 
 
 def test_leaving_waits_for_a_save_and_a_second_signal_does_not() -> None:

@@ -41,6 +41,10 @@ def test_a_signal_stops_training_and_leaves_the_terminal_whole(shell: Shell, num
     assert shell.status() == 128 + number
     assert shell.restored
     assert shell.run_info()["state"] == "stopped"
+    [save] = saves(shell.folder / "run" / "saves")[0]
+    assert not save.damage()
+    assert save.notes.step == shell.run_info()["steps"] == shell.steps()
+    assert "tui3090 run train.py --resume run goes on from it" in " ".join(shell.screen.split())
     assert "tui3090: train stopped at step" in shell.screen
 
 
@@ -175,9 +179,16 @@ def test_a_start_that_fails_is_one_sentence_and_status_2(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "status"), [("raise ValueError('boom')", 1), ("import sys; sys.exit(3)", 3)], ids=["raise", "exit"]
+    ("failure", "status", "said"),
+    [
+        ("raise ValueError('boom')", 1, "ValueError: boom"),
+        ("import sys; sys.exit(3)", 3, "called sys.exit(3)"),
+        ("input()", 1, "training can't read the terminal"),
+        ("breakpoint()", 1, "training can't read the terminal"),
+    ],
+    ids=["raise", "exit", "input", "breakpoint"],
 )
-def test_a_failure_in_training_stays_on_the_screen(shell: Shell, failure: str, status: int) -> None:
+def test_a_failure_in_training_stays_on_the_screen(shell: Shell, failure: str, status: int, said: str) -> None:
     code = TRAIN.replace("loss=lambda", "loss=fails_at_5 if True else lambda")
     code += f"""
 
@@ -193,10 +204,14 @@ def fails_at_5(model, batch):
     (shell.folder / "train.py").write_text(code)
     train(shell)
     shell.wait(lambda: "failed" in shell.screen.lower())
+    process = shell.process()
+    shell.wait(lambda: "show" in process.cmdline())  # nothing of torch is held any more
     assert shell.leave() == status
     assert shell.restored
     assert "tui3090: train failed at step" in shell.screen
+    assert said.encode() in shell.bytes[shell.bytes.rfind(b"tui3090: train failed") :]
     assert "run/output.log" in shell.screen
+    assert "Traceback" not in shell.screen
 
 
 FORKS = """
