@@ -367,6 +367,22 @@ def test_going_back_to_the_last_good_save(train: Train, tmp_path: Path) -> None:
     same(ran.weights, whole.weights)
 
 
+def test_going_back_holds_no_state_twice(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card that is nearly full there would be no room for it."""
+    held: list[tuple[int, bool]] = []
+    real = torch.optim.AdamW.load_state_dict
+
+    def load(optimizer: torch.optim.AdamW, state: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        held.append((len(optimizer.state), any(p.grad is not None for p in parameters)))
+        real(optimizer, state)
+
+    monkeypatch.setattr(torch.optim.AdamW, "load_state_dict", load)
+    ran = train(recipe(), {6: [MakeSave()], 8: [GoBack()], 9: [Stop()]}, folder=tmp_path)
+    assert ran.status == 0
+    assert held == [(0, False)]
+
+
 def test_techniques_stay_as_they_are_on_going_back_and_are_told(train: Train, tmp_path: Path) -> None:
     """What was changed since the save may be the remedy (a smaller rate, another precision): a key undoes it."""
     script: dict[int, list[Any]] = {

@@ -97,12 +97,12 @@ class Keeper:
             text = "was made while training looked as if it diverged: b goes back to the last good save"
             self._trainer.tell.say("save", f"The save {save.name} {text}", "warning")
         self._trainer.updating = True  # until all is loaded: what is half loaded is never saved
+        self._trainer.replay.release()  # graphs know the addresses of the optimizer's state
+        self._trainer.job.step.drop_gradients()
         told = restore(self._trainer.job, self._trainer.schedule, save, self._trainer.plan.optimizer_state)
         self._trainer.updating = False
         for sentence in told:
             self._trainer.tell.say("save", sentence, "warning")
-        self._trainer.replay.release()  # graphs know the addresses of the optimizer's state
-        self._trainer.job.step.drop_gradients()
         self._trainer.step, self._trainer.planned, self._trainer.evaluated = notes.step, notes.planned, notes.evaluated
         self._trainer.watchdog.reset()
         if self._saver is not None:

@@ -53,6 +53,7 @@ def restore(job: Job, schedule: Schedule, save: Save, optimizer_state: str = "ke
         ):
             _check_kind(what, ours, theirs)
         step.model.load_state_dict(tensors, strict=False)  # all that a save holds is there: its names were compared
+        step.optimizer.state.clear()  # what is there, in the run that goes back, must not lie beside what comes
         step.optimizer.load_state_dict(optimizer)
         _fit(step.optimizer)
         step.scaler.load_state_dict(scaler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from tui3090.summary import ending, summary
 
 HUNG_UP = 129
 """128 + SIGHUP."""
+GARBAGE = 50_000
+"""Objects between two collections: a hundred thousand records are read, and few of them are in cycles."""
 LONGEST_NAME = 200
 """Characters of a run's name that are shown."""
 LONGEST_PATH = 4096
@@ -53,6 +56,7 @@ def show(folders: Sequence[RunFolder], status: int | None = None) -> int:
     into its own show: it ends with it, and says how it went.
     """
     interrupts = Interrupts()
+    gc.set_threshold(GARBAGE)
     folder, *others = folders
     terminal = open_terminal()
     if terminal is None:
