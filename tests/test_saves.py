@@ -271,6 +271,16 @@ def test_a_damaged_save_is_passed_over_with_a_sentence(
     assert any("step-00000008 is passed over" in e.text for e in ran.of(Event))
 
 
+@pytest.mark.parametrize("name", [MODEL, TRAINING])
+def test_a_file_without_end_is_not_read(train: Train, tmp_path: Path, name: str) -> None:
+    train(recipe(), {4: [MakeSave()], 8: [Stop()]}, folder=tmp_path)
+    with (tmp_path / "saves" / "step-00000008" / name).open("ab") as file:
+        file.truncate(1 << 40)  # a terabyte of zeros that takes no room
+    ran = train(recipe(), {0: [Stop()]}, folder=tmp_path, resume=True)
+    assert [r.step for r in ran.of(Resumed)] == [4]
+    assert any(f"step-00000008 is passed over: {name} is not as it was written" in e.text for e in ran.of(Event))
+
+
 def test_without_a_whole_save_the_sentence_says_so(train: Train, tmp_path: Path) -> None:
     assert "no whole save" in refused(train(recipe(), folder=tmp_path, resume=True))
 
