@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -183,4 +184,5 @@ def test_python_m_works_without_a_standard_input(folder: Path) -> None:
     command = f"cd {Path(__file__).parents[1]} && {sys.executable} -m tui3090 --version <&- 2>&-"
     done = subprocess.run(["/bin/sh", "-c", command], stdout=subprocess.PIPE, text=True)
     assert done.returncode == 0
-    assert done.stdout.startswith("tui3090 ")
+    written = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
+    assert done.stdout == f"tui3090 {written} (from {Path(__file__).parents[1]})\n"

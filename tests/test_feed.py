@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+import signal
 import time
 from collections import Counter
 from typing import Any
@@ -261,3 +263,40 @@ def test_data_that_cannot_be_pickled_is_forked_with_a_warning() -> None:
     source.set_workers(1)
     assert ["can't be pickled" in note for note in source.notes] == [True]
     assert taken(source) == list(range(8))
+
+
+class Started(Dataset[dict[str, Any]]):
+    """Says how its worker was started and begun."""
+
+    began: int | None = None
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"i": index, "by": [type(multiprocessing.current_process()).__name__, str(Started.began)]}
+
+
+def _begin(worker: int) -> None:
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, "ours comes first"
+    Started.began = worker
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ("spawn", "SpawnProcess"),
+        ("forkserver", "ForkServerProcess"),
+        ("fork", "ForkProcess"),
+        (None, "ForkServerProcess"),
+    ],
+)
+def test_workers_are_started_and_begun_as_the_users_loader_says(asked: str | None, given: str) -> None:
+    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": asked, "worker_init_fn": _begin}
+    source = feed(DataLoader(Started(), batch_size=4, **options))
+    source.set_workers(1)
+    window = source.next_window(1)
+    assert window is not None
+    assert window.micro_batches[0].batch["by"] == [(given,) * 4, ("0",) * 4]
+    assert [("DataLoader asks for it" in note) for note in source.notes] == [True] * (asked == "fork")
+    source.close()

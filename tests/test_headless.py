@@ -10,7 +10,19 @@ import pytest
 
 from tui3090.dashboard.view import View
 from tui3090.headless import PlainOutput, Reporter
-from tui3090.records import Changed, Evaluated, Event, Reading, Record, Refused, Stage, Started, State, StepRecord
+from tui3090.records import (
+    Changed,
+    Evaluated,
+    Event,
+    Reading,
+    Record,
+    Refused,
+    Saved,
+    Stage,
+    Started,
+    State,
+    StepRecord,
+)
 from tui3090.summary import summary
 
 
@@ -125,6 +137,13 @@ def test_the_summary_of_a_finished_run() -> None:
         "  techniques  amp=bf16; 1 change during the run",
         "  run folder  runs/0612-bert",
     ]
+
+
+def test_the_summary_says_the_whole_command_that_goes_on() -> None:
+    view = View(name="bert", folder="runs/a", again="tui3090 run train.py --resume runs/a")
+    saved = Saved(time=2.0, step=1200, name="step-00001200", reason="the end", seconds=1.0, waited_s=0.1, bytes=9)
+    view.absorb([started(), step(1200), saved])
+    assert "  saved       step 1 200 (the end); tui3090 run train.py --resume runs/a goes on from it" in summary(view)
 
 
 def test_the_summary_of_a_run_that_failed() -> None:

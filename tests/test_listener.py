@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import socket
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tui3090 import listener, remote
@@ -298,6 +300,115 @@ def test_a_run_that_is_gone_is_told_by_a_sentence(run: Run) -> None:
     assert viewer.errors() == []
     viewer.close()
     run.listener = Run(run.folder).listener  # for the fixture to close
+
+
+_SENT = st.one_of(
+    st.binary(max_size=60),
+    st.sampled_from(
+        [
+            line({"tui3090": VERSION}),
+            line({"tui3090": VERSION})[:9],
+            *(line(from_command(command, 1)) for command in COMMANDS[:-1]),
+            line({"id": 5, "command": "change", "technique": "lr", "value": 10**300}),
+            line({"id": [], "command": {}}),
+            b"{}\n",
+            b"[]\n",
+            b"\n",
+            b'{"id": "' + b"x" * LONGEST + b'"}\n',
+            b"[" * LONGEST,
+            b'{"id": ' + b"9" * 4000 + b"}\n",
+            b"\0" * 70_000,
+        ]
+    ),
+)
+
+
+@given(st.lists(_SENT, max_size=8), st.booleans())
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_comes_over_the_socket_is_answered_and_the_run_goes_on(
+    run: Run, sent: list[bytes], greeted: bool
+) -> None:
+    connection = run.call(greet=greeted)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall(b"".join(sent))
+        connection.shutdown(socket.SHUT_WR)
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+    answers = said(connection)  # until the run ends the connection, 20 s at the most
+    connection.close()
+    assert all(set(answer) <= {"id", "error"} and len(answer.get("error", "")) < 500 for answer in answers[1:])
+    assert run.works()
+
+
+@pytest.fixture
+def false_run(place: Path, tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Serves a socket by sending `sent`, `later` once it was greeted, and then a space now and then; gives the path."""
+    ended = threading.Event()
+    serving: list[threading.Thread] = []
+
+    def serve(sent: bytes, later: bytes = b"") -> Path:
+        listening, path = listener.bind()
+        listening.settimeout(20)
+        listening.listen()
+
+        def send() -> None:
+            with listening, contextlib.suppress(OSError):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.settimeout(20)
+                    connection.sendall(sent)
+                    if later and connection.recv(100):
+                        connection.sendall(later)
+                    while not ended.wait(0.05):
+                        connection.sendall(b" ")
+
+        serving.append(threading.Thread(target=send, daemon=True))
+        serving[-1].start()
+        return path
+
+    yield serve
+    ended.set()
+    for thread in serving:
+        thread.join(20)
+
+
+def test_a_run_that_greets_without_end_is_not_waited_for(
+    false_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "GREETED_S", 0.3)
+    with pytest.raises(RemoteError, match="does not answer"):
+        Remote(false_run(b'{"tui3090"'), tmp_path)
+
+
+_HELLO = st.fixed_dictionaries({}, optional={"tui3090": st.sampled_from([VERSION, 2, "1", None]), "run": st.text()})
+
+
+@given(
+    st.one_of(st.binary(max_size=99), _HELLO.map(line), st.sampled_from([b"\0" * 9000, b"[" * 5000, b'{"error": 5}\n']))
+)
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_socket_answers_is_a_sentence_for_the_viewer(
+    false_run: Callable[..., Path], tmp_path: Path, greeting: bytes
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote, "GREETED_S", 0.05)
+        with pytest.raises(RemoteError):
+            Remote(false_run(greeting), tmp_path)
+
+
+def test_answers_of_a_run_that_turns_bad_are_passed_over(false_run: Callable[..., Path], tmp_path: Path) -> None:
+    hello = line({"tui3090": VERSION, "run": str(tmp_path), "pid": 1, "started": 1.0})
+    refused = line({"id": 1, "error": "x" * 4000})
+    viewer = Remote(false_run(hello, refused + b'{"error": 5}\n[]\n{}\n' + refused), tmp_path)
+    wait_for(lambda: select.select([viewer._socket], [], [], 0)[0])
+    assert viewer.errors() == []  # what is not of the protocol spoils what came with it
+    viewer.send(Evaluate())
+    viewer.close()
+    viewer = Remote(false_run(hello, refused * 2), tmp_path)
+    errors: list[str] = []
+    wait_for(lambda: errors.extend(viewer.errors()) or len(errors) == 2)
+    assert errors == ["x" * 500] * 2
+    viewer.close()
 
 
 @given(st.lists(st.binary(max_size=200), max_size=10))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shlex
@@ -19,9 +20,12 @@ from tests.test_headless import started, step
 from tui3090 import cli
 from tui3090.dashboard.view import View
 from tui3090.records import Changed, Evaluated, Record, Resumed, Saved, State
+from tui3090.runinfo import run_info
 from tui3090.runlog import RunFolder
+from tui3090.runplan import resume_command
 from tui3090.savefolder import MODEL, TRAINING, Notes, saves, write_notes
 from tui3090.settings import RunPlan, Settings
+from tui3090.show import view_of
 
 Plans = list[tuple[RunPlan, Path, bool, bool]]
 
@@ -126,6 +130,34 @@ def test_a_bundled_recipe_need_not_be_named_and_is_our_own_file(plans: Plans, fo
     run_folder(folder / "runs" / "a", "/evil/tui3090/recipes/gpt.py", options={"size": "small"})
     assert cli.main(["run", "--resume", "runs/a"]) == 7
     assert plans[0][0].recipe.resolve() == Path(cli.__file__).parent / "recipes" / "gpt.py"
+
+
+def test_saves_are_made_as_before_unless_the_command_says_otherwise(plans: Plans, folder: Path) -> None:  # noqa: F811
+    train = (folder / "train.py").resolve()
+    run_folder(folder / "runs" / "a", train, save_minutes=2.5, save_steps=7, keep=5)
+    assert cli.main(shlex.split("run train.py --resume --save-minutes 0")) == 7
+    plan = plans[0][0]
+    assert (plan.save_minutes, plan.save_steps, plan.keep) == (0.0, 7, 5)
+    for number, wrong in enumerate((0, -1, True, 1.5, "5", [5], None, 10**30)):
+        run = run_folder(folder / f"{number}", train, save_minutes=wrong, save_steps=-1, keep=wrong)
+        assert cli.main(["run", "train.py", "--save-minutes", "3", "--resume", str(run)]) == 7
+        plan = plans[-1][0]
+        assert (plan.save_minutes, plan.save_steps, plan.keep) == (3.0, 0, 2)
+    info = run_info(plan)
+    assert (info["save_minutes"], info["save_steps"], info["keep"]) == (3.0, 0, 2)
+
+
+def test_the_command_that_goes_on_is_one_that_can_be_typed_here(folder: Path) -> None:  # noqa: F811
+    """It names the train.py: a run of a file of one's own can't go on without."""
+    assert resume_command("my train.py", "my train", Path("runs/a")) == "tui3090 run 'my train.py' --resume runs/a"
+    there = resume_command(str(folder / "b" / "train.py"), "train", folder / "runs" / "a")
+    assert there == "tui3090 run b/train.py --resume runs/a"
+    assert resume_command("/x/tui3090/recipes/gpt.py", "gpt", Path("/r/a")) == "tui3090 run gpt --resume /r/a"
+    run = RunFolder(run_folder(folder / "runs" / "a", (folder / "train.py").resolve()))
+    assert view_of(run).again == "tui3090 run train.py --resume runs/a"
+    for recipe in (5, None, "x" * 5000):
+        run.write_info(recipe=recipe)
+        assert view_of(run).again == "tui3090 run TRAIN.PY --resume runs/a"
 
 
 def test_options_of_a_hostile_run_json_are_only_data(
@@ -244,6 +276,49 @@ def test_a_killed_run_leaves_no_worker_and_goes_on_and_nobody_else_trains_in_its
         cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
+
+
+def _obeys_modes() -> None:
+    """Root can write everywhere: without this capability the modes of a folder count for it, too."""
+    ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
+
+
+@pytest.mark.timeout(120)
+def test_a_run_folder_that_is_made_read_only_costs_the_saves_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    command = f"{sys.executable} -m tui3090 run train.py --headless --device cpu --run-dir r --save-steps 20"
+    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen(
+        shlex.split(command), cwd=tmp_path, env=env, preexec_fn=_obeys_modes,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert run.stdout is not None
+    folders = [tmp_path / "r" / "saves", tmp_path / "r"]
+    said = ""
+    try:
+        for line in run.stdout:
+            said += line
+            if "saved step" in line:
+                for folder in folders:
+                    folder.chmod(0o500)
+            if "can't be saved: Permission denied" in line:
+                break
+        run.terminate()
+        said += run.communicate(timeout=60)[0]
+    finally:
+        run.kill()
+        for folder in folders:
+            folder.chmod(0o700)
+    assert run.returncode == 143, said
+    assert "stopped at step" in said
+    assert "run.json can't be written: Permission denied." in said
+    assert "Traceback" not in said
+    found, passed_over = saves(tmp_path / "r" / "saves")
+    assert found
+    assert not passed_over
+    assert not any(save.damage() for save in found)
+    steps = [json.loads(row) for row in (tmp_path / "r" / "records.jsonl").read_text().splitlines()]
+    assert max(row["step"] for row in steps if row["type"] == "step") > found[-1].notes.step
 
 
 def test_leaving_waits_for_a_save_and_a_second_signal_does_not() -> None:

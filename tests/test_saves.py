@@ -18,8 +18,9 @@ from torch.utils.data import IterableDataset
 
 from tests.conftest import Ran, Train
 from tests.reference import Blocks, loss_of, samples
+from tui3090.dashboard.view import View
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Evaluated, Event, GoBack, MakeSave, Resumed, Saved, StepRecord, Stop
+from tui3090.records import Change, Changed, Evaluated, Event, GoBack, MakeSave, Resumed, Saved, StepRecord, Stop
 from tui3090.savefolder import MODEL, NOTES, TRAINING, prune, read_notes, saves
 from tui3090.settings import Settings
 
@@ -270,6 +271,16 @@ def test_a_damaged_save_is_passed_over_with_a_sentence(
     assert any("step-00000008 is passed over" in e.text for e in ran.of(Event))
 
 
+@pytest.mark.parametrize("name", [MODEL, TRAINING])
+def test_a_file_without_end_is_not_read(train: Train, tmp_path: Path, name: str) -> None:
+    train(recipe(), {4: [MakeSave()], 8: [Stop()]}, folder=tmp_path)
+    with (tmp_path / "saves" / "step-00000008" / name).open("ab") as file:
+        file.truncate(1 << 40)  # a terabyte of zeros that takes no room
+    ran = train(recipe(), {0: [Stop()]}, folder=tmp_path, resume=True)
+    assert [r.step for r in ran.of(Resumed)] == [4]
+    assert any(f"step-00000008 is passed over: {name} is not as it was written" in e.text for e in ran.of(Event))
+
+
 def test_without_a_whole_save_the_sentence_says_so(train: Train, tmp_path: Path) -> None:
     assert "no whole save" in refused(train(recipe(), folder=tmp_path, resume=True))
 
@@ -364,6 +375,52 @@ def test_going_back_to_the_last_good_save(train: Train, tmp_path: Path) -> None:
     assert [r.step for r in ran.of(StepRecord)] == [*range(1, 11), *range(7, 21)]
     assert ran.losses[10:] == pytest.approx(whole.losses[6:], abs=1e-6)
     same(ran.weights, whole.weights)
+
+
+def test_going_back_holds_no_state_twice(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card that is nearly full there would be no room for it."""
+    held: list[tuple[int, bool]] = []
+    real = torch.optim.AdamW.load_state_dict
+
+    def load(optimizer: torch.optim.AdamW, state: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        held.append((len(optimizer.state), any(p.grad is not None for p in parameters)))
+        real(optimizer, state)
+
+    monkeypatch.setattr(torch.optim.AdamW, "load_state_dict", load)
+    ran = train(recipe(), {6: [MakeSave()], 8: [GoBack()], 9: [Stop()]}, folder=tmp_path)
+    assert ran.status == 0
+    assert held == [(0, False)]
+
+
+def test_techniques_stay_as_they_are_on_going_back_and_are_told(train: Train, tmp_path: Path) -> None:
+    """What was changed since the save may be the remedy (a smaller rate, another precision): a key undoes it."""
+    script: dict[int, list[Any]] = {
+        2: [Change("accumulate", 2)],
+        6: [MakeSave()],
+        7: [Change("lr", 2.0)],
+        8: [Change("accumulate", 1), Change("lr", 0.5)],
+        9: [GoBack()],
+    }
+    ran = train(recipe(epochs=1), script, folder=tmp_path)
+    at = next(number for number, record in enumerate(ran.records) if isinstance(record, Resumed))
+    stays = [r for r in ran.records[at:] if isinstance(r, Changed)]
+    assert [(r.step, r.technique, r.old, r.new, r.origin) for r in stays] == [
+        (7, "accumulate", 2, 1, "going back"),
+        (7, "lr", 1.0, 0.5, "going back"),
+    ]
+    assert any("(lr=×0.5); the save was made with accumulate=2" in e.text for e in ran.of(Event))
+    after = [r for r in ran.records[at:] if isinstance(r, StepRecord)]
+    assert {r.settings for r in after} == {"lr=×0.5"}
+    assert [r.step for r in after] == list(range(7, 7 + len(after)))
+    assert after[-1].planned_steps == after[-1].step, "the plan is made again for the accumulation that stays"
+    seen = View()
+    seen.absorb(ran.records)
+    assert [(c.step, c.technique, c.new) for c in seen.changes] == [
+        (3, "accumulate", 2), (7, "accumulate", 1), (7, "lr", 0.5),
+    ]  # fmt: skip
+    assert seen.value("accumulate") == 1
+    assert seen.value("lr") == 0.5
 
 
 @pytest.mark.parametrize(

@@ -425,18 +425,19 @@ def test_sys_exit_in_a_recipe_is_its_status(train: Train, failure: Any) -> None:
     assert "sys.exit(3)" in failure(ran)
 
 
-def test_a_failure_after_the_first_step_has_status_1(train: Train, failure: Any) -> None:
+@pytest.mark.parametrize("error", [ValueError("boom [/b]"), KeyboardInterrupt("boom [/b]")], ids=["error", "interrupt"])
+def test_a_failure_after_the_first_step_has_status_1(train: Train, failure: Any, error: BaseException) -> None:
     calls = []
 
     def sometimes(model: nn.Module, batch: Any) -> torch.Tensor:
         calls.append(1)
         if len(calls) == 4:
-            raise ValueError("boom [/b]")
+            raise error
         return loss_of(model, batch)
 
     ran = train(recipe(loss=sometimes))
     assert ran.status == 1
-    assert "ValueError: boom [/b]" in failure(ran)
+    assert f"{type(error).__name__}: boom [/b]" in failure(ran)
     assert len(ran.losses) == 3
 
 

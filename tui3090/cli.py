@@ -15,7 +15,16 @@ from tui3090.dashboard.terminal import open_terminal
 from tui3090.guardian import fork
 from tui3090.recipe import RecipeError, harmless
 from tui3090.runlog import RunFolder, RunFolderError
-from tui3090.runplan import DEFAULT_RECIPE, NEWEST, OPTIONS, UsageError, new_plan, recipe_path, resumed_plan
+from tui3090.runplan import (
+    DEFAULT_RECIPE,
+    NEWEST,
+    OPTIONS,
+    UsageError,
+    new_plan,
+    recipe_path,
+    resume_command,
+    resumed_plan,
+)
 from tui3090.settings import Settings, Technique, Value
 from tui3090.source import bundled, new_file, options_help
 
@@ -29,16 +38,16 @@ class Parser(argparse.ArgumentParser):
 
 
 class Version(argparse.Action):
-    """Says the installed version; looking it up takes a while, so only when asked."""
+    """Says which version runs; looking it up takes a while, so only when asked."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(nargs=0, **options)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         """Print it and exit."""
-        from tui3090.runinfo import version
+        from tui3090.runinfo import own_version
 
-        print(f"tui3090 {version('tui3090')}")
+        print(f"tui3090 {own_version()}")
         parser.exit()
 
 
@@ -176,15 +185,13 @@ def _add_saves(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--save-minutes",
         type=_not_negative,
-        default=10.0,
         metavar="M",
         help="save every M minutes (default: 10; 0: not)",
     )
-    group.add_argument("--save-steps", type=_at_least(1), default=0, metavar="N", help="save every N optimizer steps")
+    group.add_argument("--save-steps", type=_at_least(1), metavar="N", help="save every N optimizer steps")
     group.add_argument(
         "--keep",
         type=_at_least(1),
-        default=2,
         metavar="N",
         help="saves that are kept, besides the best by eval loss and the last good one (default: 2)",
     )
@@ -255,8 +262,8 @@ def run(arguments: argparse.Namespace) -> int:
     guardian = 0
     if not arguments.headless and (terminal := open_terminal()) is not None:
         # before anything heavy is imported: it stays as small as the interpreter is now
-        again = ["tui3090", "run", *([arguments.recipe] if arguments.recipe else []), "--resume", str(folder.path)]
-        guardian, status = fork(terminal, folder, shlex.join(again), arguments.notify or "")
+        again = resume_command(str(plan.recipe), plan.name, folder.path)
+        guardian, status = fork(terminal, folder, again, arguments.notify or "")
         terminal.close()
         if status is not None:
             return status

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
+from textwrap import wrap
 
 from tui3090.dashboard import text
 from tui3090.dashboard.view import Other, View
@@ -12,7 +14,7 @@ from tui3090.summary import progress, step_time, throughput
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 WIDEST = 28
-"""Characters of a column at the most."""
+"""Characters of a column at the most; what is longer goes on in the next line."""
 
 
 def table(views: Sequence[View]) -> list[str]:
@@ -32,7 +34,10 @@ def table(views: Sequence[View]) -> list[str]:
         ("peak at the end", [_peak(view) for view in views]),
         ("techniques", [plain(view.step.settings if view.step else "") or "all off" for view in views]),
     ]
-    cells = [["", *LETTERS[: len(views)]], *([label, *(value[:WIDEST] for value in values)] for label, values in rows)]
+    cells = [["", *LETTERS[: len(views)]]]
+    for label, values in rows:
+        columns = zip_longest([label], *(wrap(value, WIDEST) for value in values), fillvalue="")
+        cells += [list(column) for column in columns]
     widths = [max(len(row[column]) for row in cells) for column in range(len(views) + 1)]
     return [
         *legend,

@@ -124,7 +124,7 @@ class Feed:
         """Samples in a micro-batch at the most; halved when the card's memory is full."""
         self._collate = recipe.collate_fn or (given.collate_fn if given is not None else default_collate)
         self._own_sampler = own_sampler_of(given)
-        self._loader = Loader(self.dataset, self._collate, self.indexed, device.type == "cuda", self.notes)
+        self._loader = Loader(self.dataset, self._collate, self.indexed, device.type == "cuda", self.notes, given)
         self._plan: IndexPlan | None = None
         self._whole_plan: IndexPlan | None = None
         """Before its batches were made smaller."""

@@ -8,7 +8,7 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 MOST_SHARED = 128
 """Tensors that a dataset may hold and share with its workers. Each takes a file descriptor in every process: the
@@ -16,29 +16,45 @@ forkserver passes on no more than 250, and many systems open no more than 1024."
 
 
 class Handover:
-    """The start method for workers of `dataset` and `collate`, chosen once; `notes` takes a sentence where it is fork.
+    """The start method for workers of `dataset`, chosen once; `notes` takes a sentence where it is fork.
 
-    forkserver: a fork of this process would inherit its threads' locks. fork where the data can't be pickled.
+    `loader` is the user's, or None: the method that it asks for. Else forkserver: a fork of this process would inherit
+    its threads' locks. fork where the data (or `collate`, or the loader's `worker_init_fn`) can't be pickled.
     """
 
-    def __init__(self, dataset: Dataset[Any], collate: Any, indexed: bool, notes: list[str]) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        collate: Any,
+        indexed: bool,
+        notes: list[str],
+        loader: DataLoader[Any] | None = None,
+    ) -> None:
+        asked = loader.multiprocessing_context if loader is not None else None
+        method = asked.get_start_method() if asked is not None else "forkserver"
+        self.init = loader.worker_init_fn if loader is not None else None
+        """The user's own beginning of a worker."""
         self.context: BaseContext = multiprocessing.get_context("fork")
         self._by_value = False
-        forked = "Loader workers are forked, which can hang a process with threads: the dataset"
+        forked = "Loader workers are forked, which can hang a process with threads: the"
+        if method == "fork":
+            notes.append(f"{forked} DataLoader asks for it.")
+            return
         counter = _Counter(_Nowhere())
         try:
-            counter.dump((dataset, collate))
+            counter.dump((dataset, collate, self.init))
         except Exception as error:
             notes.append(
-                f"{forked} or collate_fn can't be pickled ({type(error).__name__}: {error}). Define its classes and "
-                "functions at a module's top level."
+                f"{forked} dataset, collate_fn or worker_init_fn can't be pickled ({type(error).__name__}: {error}). "
+                "Define its classes and functions at a module's top level."
             )
             return
         if counter.tensors > MOST_SHARED and not indexed:  # its class tells a loader what it is: it can't be wrapped
-            notes.append(f"{forked} holds {counter.tensors} tensors. Stack them into a few.")
+            notes.append(f"{forked} dataset holds {counter.tensors} tensors. Stack them into a few.")
             return
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.utils.data"])  # else every worker imports torch again
+        context = multiprocessing.get_context(method)
+        if method == "forkserver":
+            context.set_forkserver_preload(["torch.utils.data"])  # else every worker imports torch again
         self.context, self._by_value = context, counter.tensors > MOST_SHARED
 
     def wrapped(self, dataset: Dataset[Any]) -> Dataset[Any]:

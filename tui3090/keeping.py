@@ -8,13 +8,17 @@ import traceback
 from typing import TYPE_CHECKING
 
 from tui3090.recipe import RecipeError
-from tui3090.records import Resumed
+from tui3090.records import Changed, Resumed
 from tui3090.resume import restore
 from tui3090.savefolder import Save, saves
 from tui3090.saves import Saver
+from tui3090.settings import BY_NAME, Settings
 
 if TYPE_CHECKING:
     from tui3090.trainer import Trainer
+
+KEPT = "going back"
+"""Origin of a change that was made after the save which training went back to, and stays."""
 
 
 class Keeper:
@@ -98,12 +102,12 @@ class Keeper:
             text = "was made while training looked as if it diverged: b goes back to the last good save"
             self._trainer.tell.say("save", f"The save {save.name} {text}", "warning")
         self._trainer.updating = True  # until all is loaded: what is half loaded is never saved
+        self._trainer.replay.release()  # graphs know the addresses of the optimizer's state
+        self._trainer.job.step.drop_gradients()
         told = restore(self._trainer.job, self._trainer.schedule, save, self._trainer.plan.optimizer_state)
         self._trainer.updating = False
         for sentence in told:
             self._trainer.tell.say("save", sentence, "warning")
-        self._trainer.replay.release()  # graphs know the addresses of the optimizer's state
-        self._trainer.job.step.drop_gradients()
         self._trainer.step, self._trainer.planned, self._trainer.evaluated = notes.step, notes.planned, notes.evaluated
         self._trainer.watchdog.reset()
         if self._saver is not None:
@@ -120,7 +124,21 @@ class Keeper:
             self._trainer.tell.say("save", "there is no good save to go back to", "warning")
             return False
         self._go_on(save)
+        self._tell_what_stays(Settings.from_short(save.notes.settings))
         return True
+
+    def _tell_what_stays(self, then: Settings) -> None:
+        """Only what was learned goes back: the techniques that stay, which may be the remedy, are changes after it."""
+        trainer, now = self._trainer, self._trainer.job.settings
+        if now != then:
+            was = then.short() or "all off"
+            text = f"techniques stay as they are ({now.short() or 'all off'}); the save was made with {was}"
+            trainer.tell.say("save", text)
+        for name in BY_NAME:
+            old, new = getattr(then, name), getattr(now, name)
+            if old != new:
+                at = trainer.step + 1
+                trainer.tell.emit(Changed(time=time.time(), step=at, technique=name, old=old, new=new, origin=KEPT))
 
 
 def export_result(trainer: Trainer) -> None:

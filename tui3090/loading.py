@@ -27,11 +27,20 @@ Batches = Iterator[tuple[int, list[int]]]
 class Loader:
     """Fetches batches of a dataset, in this process or by workers; what the user should know goes into `notes`.
 
-    Workers have the dataset as it was when they started. They are kept for as long as it looks the same here.
+    Workers have the dataset as it was when they started. They are kept for as long as it looks the same here. How they
+    start is as the loader that was `given`, the user's, asks for.
     """
 
-    def __init__(self, dataset: Any, collate: Any, indexed: bool, pin_memory: bool, notes: list[str]) -> None:
-        self._dataset, self._collate, self._indexed = dataset, collate, indexed
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Any,
+        indexed: bool,
+        pin_memory: bool,
+        notes: list[str],
+        given: DataLoader[Any] | None = None,
+    ) -> None:
+        self._dataset, self._collate, self._indexed, self._given = dataset, collate, indexed, given
         self._pin_memory = pin_memory
         self._notes = notes
         self.workers = 0
@@ -124,9 +133,11 @@ class Loader:
         if workers:
             self._shm_free = shm.free()
             self._look_at_shm()
-            self._handover = self._handover or Handover(self._dataset, self._collate, self._indexed, self._notes)
+            self._handover = self._handover or Handover(
+                self._dataset, self._collate, self._indexed, self._notes, self._given
+            )
             options["multiprocessing_context"] = self._handover.context
-            options["worker_init_fn"] = partial(ready, os.getpid())
+            options["worker_init_fn"] = partial(ready, os.getpid(), self._handover.init)
             options["prefetch_factor"] = shm.BATCHES_A_WORKER
         return options
 

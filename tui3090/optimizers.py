@@ -75,6 +75,7 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """
     paged = getattr(optimizer, "is_paged", False)
     buffers = {parameter: dict(held) for parameter, held in optimizer.state.items()} if paged else {}
+    optimizer.state.clear()  # in a run that goes back it must not lie beside what comes
     optimizer.load_state_dict(state, **({"move_to_device": False} if paged else {}))
     of_weights = [(key, held) for key, held in optimizer.state.items() if isinstance(key, Tensor)]  # others have more
     for parameter, held in of_weights:

@@ -66,7 +66,8 @@ class Recipe:
     model: nn.Module
     """On the CPU, or where its weights already are (a quantized base)."""
     train_data: Dataset[Any] | DataLoader[Any]
-    """A dataset, or a DataLoader whose dataset, batch sampler and collate function are taken over.
+    """A dataset, or a DataLoader whose dataset, batch sampler, collate function, start method of workers and
+    `worker_init_fn` are taken over.
 
     Loader workers have a copy of it and go on from epoch to epoch. They start anew at an epoch's turn where it is seen
     to have changed: an attribute of the dataset, of one inside it or of the collate function was set, a list has grown,

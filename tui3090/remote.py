@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ class Remote:
         """Why commands were refused since the last call; never waits."""
         found: list[str] = []
         with contextlib.suppress(OSError, WireError):
-            while data := self._socket.recv(1 << 16):
-                found += [error for message in self._lines.feed(data) if (error := _error(message))]
+            data = self._socket.recv(1 << 16)  # the rest at the next call: whoever floods must not hold the screen up
+            found += [error for message in self._lines.feed(data) if (error := _error(message))]
         return found
 
     def close(self) -> None:
@@ -97,6 +98,7 @@ def _connect(path: Path) -> tuple[socket.socket, dict[str, Any]]:
     """A connection and the greeting of the run, of this user for certain. Raises RemoteError."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(GREETED_S)
+    end = time.monotonic() + GREETED_S
     try:
         connection.connect(str(path))
         if peer_uid(connection) != os.getuid():
@@ -104,6 +106,9 @@ def _connect(path: Path) -> tuple[socket.socket, dict[str, Any]]:
         lines = Lines()
         messages: list[dict[str, Any]] = []
         while not messages:
+            if (left := end - time.monotonic()) <= 0:
+                raise OSError("it does not come to an end")
+            connection.settimeout(left)
             if not (data := connection.recv(1 << 16)):
                 raise OSError("it left")
             messages = lines.feed(data)

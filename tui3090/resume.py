@@ -7,7 +7,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch.optim import Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
 from tui3090.assemble import Job
 from tui3090.optimizers import load_state
@@ -49,8 +49,15 @@ def restore(job: Job, schedule: Schedule, save: Save, optimizer_state: str = "ke
         if optimizer_state == "keep":
             told = _differences(schedule, kind, training["rates"], step.optimizer, optimizer)
         follows = optimizer_state != "new" and len(groups) == len(notes.trained) and kind == schedule.kind
+        for what, ours, theirs in (
+            ("optimizer", step.optimizer.state_dict()["param_groups"], optimizer["param_groups"]),
+            ("scaler", step.scaler.state_dict(), scaler),
+            ("schedule", schedule.state_dict() if follows else None, schedule_state),
+        ):
+            _check_kind(what, ours, theirs)
         step.model.load_state_dict(tensors, strict=False)  # all that a save holds is there: its names were compared
         load_state(step.optimizer, optimizer)
+        _check_fused(step.optimizer)
         step.scaler.load_state_dict(scaler)
         schedule.load_state_dict(schedule_state if follows else None, notes.step)
         with torch.no_grad():
@@ -58,12 +65,14 @@ def restore(job: Job, schedule: Schedule, save: Save, optimizer_state: str = "ke
                 if name in others and others[name].shape == tensor.shape:
                     tensor.copy_(others[name])
         restore_random_state(random, step.device)
+        job.feed.resume(notes.epoch, notes.taken, notes.batch_size, notes.whole_batch, data)
+    except RecipeError:
+        raise
     except Exception as error:  # its checksums are right, so it was written like that, and not by us
         raise RecipeError(
             f"The save {save.name} can't be read ({type(error).__name__}: {error}): delete it to go on "
             "from the one before."
         ) from error
-    job.feed.resume(notes.epoch, notes.taken, notes.batch_size, notes.whole_batch, data)
     return told
 
 
@@ -122,7 +131,7 @@ def _optimizer_state(
     current = optimizer.state_dict()
     if choice == "keep":
         groups = [
-            {**group, **{flag: ours[flag] for flag in IN_FORCE if flag in ours}}
+            {**ours, **group, **{flag: ours[flag] for flag in IN_FORCE if flag in ours}}
             for ours, group in zip(current["param_groups"], saved["param_groups"], strict=True)
         ]
         return {"state": saved["state"], "param_groups": groups}
@@ -140,6 +149,55 @@ def _optimizer_state(
         if numbers.get(name) in saved["state"]
     }
     return {"state": state, "param_groups": current["param_groups"]}
+
+
+def _check_kind(what: str, ours: Any, theirs: Any) -> None:
+    """Raise ValueError where a save holds a value of another kind than this run: it would fail later, in a step.
+
+    None of ours may be anything; a dictionary may lack some keys and have others.
+    """
+    if ours is None:
+        return
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in ours.keys() & theirs.keys():
+            _check_kind(f"{what} {key}", ours[key], theirs[key])
+        return
+    if isinstance(ours, (list, tuple)) and isinstance(theirs, (list, tuple)):
+        fits = isinstance(ours, list) or len(ours) == len(theirs)
+        for one, other in zip(ours, theirs):
+            _check_kind(what, one, other)
+    elif _is_number(ours):
+        fits = _is_number(theirs)
+    else:
+        fits = isinstance(theirs, type(ours))
+    if not fits:
+        raise ValueError(f"{what} is of another kind")
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_fused(optimizer: Optimizer) -> None:
+    """Raise ValueError where the state is not what a fused kernel takes for granted: it looks at no shape."""
+    for group in optimizer.param_groups:
+        if not group.get("fused"):
+            continue
+        needed = ["step", "exp_avg", "exp_avg_sq"] if isinstance(optimizer, (Adam, AdamW)) else []
+        needed += ["max_exp_avg_sq"] if needed and group["amsgrad"] else []
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if not state:
+                continue
+            if missing := [name for name in needed if name not in state]:
+                raise ValueError(f"the optimizer's state has no {missing[0]}")
+            for name, value in state.items():
+                if value is None and name not in needed:
+                    continue
+                if value.shape != (() if name == "step" else parameter.shape) or value.layout != parameter.layout:
+                    raise ValueError(f"the optimizer's {name} has another shape than its parameter")
 
 
 def _differences(

@@ -7,7 +7,9 @@ import platform
 import shlex
 import sys
 import time
+import tomllib
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -30,15 +32,31 @@ def run_info(plan: RunPlan) -> dict[str, Any]:
         "vram_gib": plan.vram_gib,
         "channels_last": plan.channels_last,
         "steps_asked": plan.steps,
+        "save_minutes": plan.save_minutes,
+        "save_steps": plan.save_steps,
+        "keep": plan.keep,
         "seed": plan.seed,
         "versions": {
             "python": platform.python_version(),
-            **{name: version(name) for name in ("tui3090", "torch", "textual")},
+            "tui3090": own_version(),
+            **{name: version(name) for name in ("torch", "textual")},
         },
         "pid": os.getpid(),
         "pid_started": psutil.Process().create_time(),
         "started": time.time(),
     }
+
+
+def own_version() -> str:
+    """Of the code that runs; where that is a checkout, its folder too: another one may be installed beside it."""
+    root = Path(__file__).parents[1]
+    try:
+        project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+        if project["name"] == "tui3090":
+            return f"{project['version']} (from {root})"
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return version("tui3090")
 
 
 def version(distribution: str) -> str:

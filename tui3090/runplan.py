@@ -21,6 +21,9 @@ NEWEST = Path("the newest")
 OPTIONS = tuple(technique for technique in TECHNIQUES if technique.name != "lr")
 """The techniques that a run can start with; the learning rate is the recipe's."""
 
+SAVING = {"save_minutes": (0.0, float("inf")), "save_steps": (0, 10**18), "keep": (1, 10**18)}
+"""Options on when saves are made and how many are kept -> the least and greatest value."""
+
 
 class UsageError(Exception):
     """The command can't be carried out as it stands; its text is a sentence with the way out."""
@@ -39,9 +42,21 @@ def recipe_path(given: str) -> Path:
         raise
 
 
+def resume_command(recipe: str, name: str, folder: Path) -> str:
+    """The command that goes on with the run of `recipe` in `folder`, as one would type it in this directory."""
+    ours = recipe.endswith(f"tui3090/recipes/{name}.py")
+    return shlex.join(["tui3090", "run", name if ours else near(Path(recipe)), "--resume", near(folder)])
+
+
+def near(path: Path) -> str:
+    """The path as one would type it here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
 def new_plan(arguments: argparse.Namespace, path: Path) -> RunPlan:
     """The plan of a run that begins with the recipe at `path`. Raises RecipeError for options that it has not."""
     asked = {t.name: getattr(arguments, t.name) for t in OPTIONS if getattr(arguments, t.name) is not None}
+    saving = {name: getattr(arguments, name) for name in SAVING if getattr(arguments, name) is not None}
     return RunPlan(
         recipe=path,
         name=path.stem,
@@ -55,9 +70,7 @@ def new_plan(arguments: argparse.Namespace, path: Path) -> RunPlan:
         seed=arguments.seed,
         counters=arguments.counters,
         optimizer_state=arguments.optimizer_state,
-        save_minutes=arguments.save_minutes,
-        save_steps=arguments.save_steps,
-        keep=arguments.keep,
+        **saving,
     )
 
 
@@ -88,8 +101,14 @@ def resumed_plan(arguments: argparse.Namespace) -> tuple[RunPlan, RunFolder]:
     for name in plan.asked:
         settings = settings.having(name, getattr(plan.settings, name))
     steps, vram, device = (info.get(key) for key in ("steps_asked", "vram_gib", "device"))
+    saving: dict[str, Any] = {}
+    for name, (least, most) in SAVING.items():
+        value = info.get(name)
+        if getattr(arguments, name) is None and type(value) is type(least) and least <= value <= most:
+            saving[name] = value
     return replace(
         plan,
+        **saving,
         resume=True,
         settings=settings,
         seed=notes.seed if plan.seed is None else plan.seed,
@@ -115,8 +134,8 @@ def _recipe_of(info: dict[str, Any], folder: RunFolder) -> Path:
     recipe, name = info.get("recipe"), info.get("name")
     if isinstance(recipe, str) and isinstance(name, str) and recipe.endswith(f"tui3090/recipes/{name}.py"):
         return bundled(name)
-    shown = shlex.quote(recipe) if isinstance(recipe, str) else "TRAIN.PY"
-    raise UsageError(f"name the train.py to go on with: tui3090 run {shown} --resume {shlex.quote(str(folder.path))}")
+    shown = recipe if isinstance(recipe, str) else "TRAIN.PY"
+    raise UsageError(f"name the train.py to go on with: {resume_command(shown, '', folder.path)}")
 
 
 def _as_argv(options: dict[str, Any]) -> list[str]:

@@ -30,6 +30,8 @@ def mix(*numbers: int) -> int:
 
 ORDER, DATA = 1, 2
 """Names of the random streams that are seeded from the run's seed."""
+NUMPY_WORDS = 624
+"""Of the state of numpy's Mersenne twister."""
 
 
 @contextmanager
@@ -88,6 +90,8 @@ def from_plain(state: dict[str, Any]) -> tuple[Any, Any, Any]:
     numpy_state = None
     if numpy and state["numpy"] is not None:
         name, keys, *rest = state["numpy"]
+        if not 0 <= rest[0] <= len(keys) == NUMPY_WORDS:  # numpy itself would read what lies beyond
+            raise ValueError("numpy's random state is none")
         numpy_state = (name, numpy.array(keys.tolist(), dtype="uint32"), *rest)
     return (version, tuple(internal.tolist()), gauss), state["torch"], numpy_state
 

@@ -25,6 +25,8 @@ FORMAT = 1
 MODEL, TRAINING, NOTES = "model.safetensors", "training.pt", "save.json"
 LARGEST_NOTES = 64 << 20
 """Bytes of save.json that are read at the most."""
+MOST = 10**15
+"""The greatest count that is read."""
 _NAME = re.compile(r"step-([0-9]{1,18})(?:\.([0-9]{1,9}))?")
 _ASIDE = re.compile(rf"\.(?:[0-9]+-[0-9]+|{_NAME.pattern})")
 """What is being written or deleted. Nothing else in the folder is ours to delete: it may be a link to elsewhere."""
@@ -117,7 +119,8 @@ class Save:
             try:
                 if not path.is_file():
                     return f"{name} is missing"
-                if [path.stat().st_size, crc32(path)] != wanted:
+                size = path.stat().st_size  # first: a file that grew without end is not read to its end
+                if not isinstance(wanted, list) or wanted[:1] != [size] or wanted != [size, crc32(path)]:
                     return f"{name} is not as it was written"
             except OSError as error:
                 return f"{name} can't be read: {error.strerror}"
@@ -159,8 +162,9 @@ def read_notes(path: Path) -> Notes:
         given[field.name] = value
     if not all(isinstance(group, list) and all(isinstance(n, str) for n in group) for group in given["trained"]):
         raise SaveError(f"{NOTES} is broken: trained")
-    if min(given["step"], given["epoch"], given["taken"], given["batch_size"] - 1, given["whole_batch"] - 1) < 0:
-        raise SaveError(f"{NOTES} is broken: a count is negative")
+    counts = given["step"], given["epoch"], given["taken"], given["batch_size"] - 1, given["whole_batch"] - 1
+    if min(counts) < 0 or max(counts) > MOST:
+        raise SaveError(f"{NOTES} is broken: a count is negative or beyond all counting")
     return Notes(**given)
 
 

@@ -22,6 +22,7 @@ from tui3090.link import Commands, Outlet
 from tui3090.output import OutputLog, plain
 from tui3090.records import Event, Record, State, Stop
 from tui3090.runlog import GATHER_S, WATCHED_S, RecordReader, RunFolder, RunLog
+from tui3090.runplan import resume_command
 from tui3090.settings import RunPlan
 from tui3090.signals import FORCE_AFTER_S, Interrupts
 from tui3090.summary import ending
@@ -59,7 +60,8 @@ class Session:
         self._commands = Commands()
         self._log = RunLog(folder)
         self._outlet = Outlet(self._log)
-        self._view = View(name=plan.name, folder=str(folder.path), begun=plan.settings)
+        again = resume_command(str(plan.recipe), plan.name, folder.path)
+        self._view = View(name=plan.name, folder=str(folder.path), again=again, begun=plan.settings)
         self._trainer: TrainerThread | None = None
         self._listener: Listener | None = None
         self._noting = threading.Lock()

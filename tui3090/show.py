@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Sequence
@@ -15,13 +16,18 @@ from tui3090.headless import PlainOutput
 from tui3090.output import plain
 from tui3090.records import Event
 from tui3090.runlog import RecordReader, RunFolder, RunFolderError
+from tui3090.runplan import near, resume_command
 from tui3090.signals import Interrupts
 from tui3090.summary import ending, summary
 
 HUNG_UP = 129
 """128 + SIGHUP."""
+GARBAGE = 50_000
+"""Objects between two collections: a hundred thousand records are read, and few of them are in cycles."""
 LONGEST_NAME = 200
 """Characters of a run's name that are shown."""
+LONGEST_PATH = 4096
+"""Likewise of its train.py's path: the system takes no more."""
 
 
 def name_of(folder: RunFolder) -> str:
@@ -50,20 +56,20 @@ def show(folders: Sequence[RunFolder], status: int | None = None) -> int:
     into its own show: it ends with it, and says how it went.
     """
     interrupts = Interrupts()
+    gc.set_threshold(GARBAGE)
     folder, *others = folders
     terminal = open_terminal()
     if terminal is None:
         views = [view_at_end(each) for each in folders]
         _say(table(views) if others else summary(views[0]))
         return status or 0
-    info = folder.read_info()
-    view = View(name=name_of(folder), folder=_near(folder.path), live=False)
+    view = view_of(folder)
     if others:
         view.name = folder.path.name
         view.others = [Other(letter, each.path.name) for letter, each in zip(LETTERS[1:], others)]
         read_others(list(zip(view.others, others)))
     else:
-        read_last_run(folder.path, info, view.others, rest_s=0.0)
+        read_last_run(folder.path, folder.read_info(), view.others, rest_s=0.0)
     from tui3090.dashboard.app import Dashboard
     from tui3090.dashboard.driver import run_on
     from tui3090.dashboard.source import AttachedSource, source_of
@@ -100,18 +106,22 @@ def show(folders: Sequence[RunFolder], status: int | None = None) -> int:
     return HUNG_UP if terminal.gone else app.return_code or status or 0
 
 
+def view_of(folder: RunFolder) -> View:
+    """A view of the run that knows what run.json says."""
+    name, recipe = name_of(folder), folder.read_info().get("recipe")
+    if not isinstance(recipe, str) or len(recipe) > LONGEST_PATH:
+        recipe = "TRAIN.PY"
+    again = resume_command(recipe, name, folder.path)
+    return View(name=name, folder=near(folder.path), again=again, live=False)
+
+
 def view_at_end(folder: RunFolder) -> View:
     """A view of all that the run has logged."""
-    view = View(name=name_of(folder), folder=_near(folder.path), live=False)
+    view = view_of(folder)
     reader = RecordReader(folder.records)
     while not reader.at_end:
         view.absorb(reader.read())
     return view
-
-
-def _near(path: Path) -> str:
-    """The path as one would type it here."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _say(lines: list[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from pathlib import Path
 
 from tui3090.dashboard import text
@@ -69,8 +68,8 @@ def _ended(view: View) -> str:
 def _saved(view: View) -> str:
     if view.saved is None:
         return ""
-    how = f"--resume {shlex.quote(view.folder)} goes on from it"
-    return f"step {text.number(view.saved.step)} ({view.saved.reason}); {how}"
+    saved = f"step {text.number(view.saved.step)} ({view.saved.reason})"
+    return f"{saved}; {view.again} goes on from it" if view.again else saved
 
 
 def _loss(view: View) -> str:

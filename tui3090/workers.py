@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Callable
 
 from tui3090.recipe import RecipeError
 
@@ -14,14 +15,17 @@ class WorkerDied(RecipeError):
     """A loader worker is gone; its text says what may have killed it."""
 
 
-def ready(run: int, worker: int) -> None:
-    """In a worker: a closed terminal or ctrl+c is the main process's matter; with its end (pid `run`) all is over.
+def ready(run: int, then: Callable[[int], None] | None, worker: int) -> None:
+    """In a worker, before `then`, the user's own beginning of one.
 
-    torch's workers look whether their parent lives: under forkserver that is the server, which lives as long as they.
+    A closed terminal or ctrl+c is the main process's matter; with its end (pid `run`) all is over: torch's workers look
+    whether their parent lives, and under forkserver that is the server, which lives as long as they.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(run,), name="end with the run", daemon=True).start()
+    if then is not None:
+        then(worker)
 
 
 def _end_with(run: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from tui3090.output import Tail
 from tui3090.records import RECORD_TYPES, STATES, Available, Changed, Event, Stage, State, StepRecord
 from tui3090.runlog import RecordReader, RunFolder, RunFolderError
 from tui3090.settings import TECHNIQUES
-from tui3090.show import name_of
+from tui3090.show import name_of, view_of
 from tui3090.summary import summary
 
 NUMBERS = [
@@ -86,7 +87,7 @@ def files(draw: st.DrawFn) -> bytes:
 
 def read(folder: RunFolder) -> View:
     """The view of a folder, read to its end."""
-    view = View(name=HOSTILE[:200], folder=HOSTILE[:200], live=False)
+    view = View(name=HOSTILE[:200], folder=HOSTILE[:200], again=HOSTILE[:200], live=False)
     reader = RecordReader(folder.records)
     while not reader.at_end:
         view.absorb(reader.read(1 << 16))
@@ -182,6 +183,9 @@ def test_any_run_json_is_read_or_refused_in_a_sentence(tmp_path: Path, content: 
     assert writer_lives(folder) in (True, False)
     try:
         info, name = folder.read_info(), name_of(folder)
+        again = shlex.split(view_of(folder).again)
+        assert again[:2] + again[3:4] == ["tui3090", "run", "--resume"]
+        assert len(again) == 5
     except RunFolderError as error:
         info, name = {}, str(error).replace(str(tmp_path), "")
         assert re.fullmatch(

@@ -175,3 +175,16 @@ def test_the_table_of_runs_compared() -> None:
     assert found["… at step 2"] == ["2", "4", "n/a"]
     assert found["eval"] == ["n/a", "0.5", "(2)", "n/a"]
     assert found["peak at the end"][-3:] == ["1.50", "GiB", "n/a"]
+
+
+def test_what_is_longer_than_a_column_goes_on_in_the_next_line() -> None:
+    techniques = "amp=bf16 checkpointing=all accumulate=4 graph=on workers=2 prefetch=2"
+    one = view(step(1, settings=techniques), folder="one", live=False)
+    two = view(step(1, settings="amp=fp16"), folder="two", live=False)
+    rows = table([one, two])
+    start = next(number for number, row in enumerate(rows) if row.startswith("techniques"))
+    assert rows[start].split()[-1] == "amp=fp16"
+    assert len(rows[start:]) > 1
+    words = [word for row in rows[start:] for word in row.split()]
+    assert [word for word in words if word not in ("techniques", "amp=fp16")] == techniques.split()
+    assert max(map(len, rows)) < 80

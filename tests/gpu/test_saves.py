@@ -64,13 +64,16 @@ def test_going_back_and_saving_under_replay(train: Train, tmp_path: Path) -> Non
     assert [r.replayed for r in ran.of(StepRecord)][6:12] == [True] * 6, "a save needs no new capture"
 
 
-def test_resume_needs_no_more_memory_than_the_run_had(train: Train, tmp_path: Path) -> None:
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "replay"])
+def test_resuming_and_going_back_need_no_more_memory_than_the_run_had(
+    train: Train, tmp_path: Path, graph: bool
+) -> None:
     def peak(**plan: Any) -> tuple[int, list[Saved]]:
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        ran = train(recipe(width=2048), device="cuda:0", folder=tmp_path, **plan)
+        ran = train(recipe(width=2048), device="cuda:0", settings=Settings(graph=graph), folder=tmp_path, **plan)
         assert ran.status == 0, ran.records[-1]
         assert ran.trainer.allocator is not None
         return ran.trainer.allocator.read()["peak_allocated"], ran.of(Saved)
@@ -78,5 +81,7 @@ def test_resume_needs_no_more_memory_than_the_run_had(train: Train, tmp_path: Pa
     run, saved = peak(script={AT: [Stop()]})
     print("\nsaves", [(r.bytes >> 20, r.seconds, r.waited_s) for r in saved])
     resumed, _ = peak(resume=True, steps=STEPS)
-    print("MiB at the most: run", run >> 20, "resumed", resumed >> 20)
+    back, _ = peak(script={AT: [MakeSave()], AT + 1: [GoBack()], AT + 3: [Stop()]})
+    print("MiB at the most: run", run >> 20, "resumed", resumed >> 20, "gone back", back >> 20)
     assert resumed <= run * 1.01
+    assert back <= run * 1.01

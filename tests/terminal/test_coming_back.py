@@ -142,8 +142,15 @@ def test_a_storm_of_sizes_and_a_stop_change_nothing(shell: Shell) -> None:
     assert shell.restored
 
 
-@pytest.mark.parametrize("data", ["Points()", "unpicklable()"], ids=["forkserver", "fork"])
-def test_workers_outlive_a_closed_terminal(shell: Shell, data: str) -> None:
+SPAWNED = 'torch.utils.data.DataLoader(Points(), batch_size=4, num_workers=1, multiprocessing_context="spawn")'
+
+
+@pytest.mark.parametrize(
+    ("data", "started"),
+    [("Points()", "forkserver"), ("unpicklable()", COMMAND), (SPAWNED, "spawn_main")],
+    ids=["forkserver", "fork", "spawn"],
+)
+def test_workers_outlive_a_closed_terminal(shell: Shell, data: str, started: str) -> None:
     code = TRAIN.replace("train_data=Points()", f"train_data={data}")
     code += "\n\ndef unpicklable():\n    points = Points()\n    points.local = lambda: 0\n    return points\n"
     (shell.folder / "train.py").write_text(code)
@@ -151,7 +158,7 @@ def test_workers_outlive_a_closed_terminal(shell: Shell, data: str) -> None:
     shell.wait(lambda: shell.steps() > 3)
     process = shell.process()
     workers = process.children(recursive=True)
-    assert workers
+    assert any(started in " ".join(worker.cmdline()) for worker in workers)
     shell.close()
     for _ in range(2):
         before = shell.steps()
@@ -162,6 +169,42 @@ def test_workers_outlive_a_closed_terminal(shell: Shell, data: str) -> None:
     assert shell.run_info()["exit_status"] == 143
     psutil.wait_procs(workers, timeout=10)
     assert [worker for worker in workers if worker.is_running()] == []
+
+
+def test_a_headless_run_is_found_and_takes_keys(shell: Shell) -> None:
+    shell.command(f"({COMMAND} run train.py --run-dir run --headless > lines &)")
+    shell.wait(lambda: shell.steps() > 3)
+    process = shell.process()
+    shell.command(f"{COMMAND} show")
+    shell.wait(lambda: "TRAINING" in shell.screen)
+    shell.type("+")
+    shell.wait(lambda: changes(shell) == [2] and "accum 2" in shell.screen)
+    shell.type("q")
+    shell.wait(lambda: "leave it running" in shell.screen)
+    shell.type("s")
+    shell.wait(lambda: b"stopped at step" in shell.bytes)
+    shell.until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    assert shell.run_info()["state"] == "stopped"
+    assert "accumulation 1 → 2 from step" in (shell.folder / "lines").read_text()
+
+
+def test_a_closed_terminal_leaves_training_quiet(shell: Shell) -> None:
+    """A descriptor of a terminal that is gone is ready to be read for ever: whoever asks it spins."""
+    sleeps = TRAIN.replace("        x = torch", "        import time; time.sleep(0.02)\n        x = torch")
+    (shell.folder / "train.py").write_text(sleeps)
+    train(shell)
+    process = shell.process()
+    shell.close()
+    before = shell.steps()
+    shell.until(lambda: shell.steps() > before + 3)
+    began, steps = sum(process.cpu_times()[:2]), shell.steps()
+    shell.until(lambda: shell.steps() > steps + 30)
+    spent = sum(process.cpu_times()[:2]) - began
+    slept = (shell.steps() - steps) * 4 * 0.02  # batches of 4: at the least so much time has passed
+    assert spent < 0.5 * slept
+    assert not [f for f in Path(f"/proc/{process.pid}/fd").iterdir() if "pts" in os.readlink(f)]
+    process.terminate()
+    process.wait(30)
 
 
 def test_a_finished_run_is_told_and_compared(shell: Shell) -> None:

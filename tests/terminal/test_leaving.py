@@ -41,6 +41,10 @@ def test_a_signal_stops_training_and_leaves_the_terminal_whole(shell: Shell, num
     assert shell.status() == 128 + number
     assert shell.restored
     assert shell.run_info()["state"] == "stopped"
+    [save] = saves(shell.folder / "run" / "saves")[0]
+    assert not save.damage()
+    assert save.notes.step == shell.run_info()["steps"] == shell.steps()
+    assert "tui3090 run train.py --resume run goes on from it" in " ".join(shell.screen.split())
     assert "tui3090: train stopped at step" in shell.screen
 
 
@@ -80,30 +84,66 @@ def test_training_goes_on_without_a_screen_when_the_terminal_is_closed(shell: Sh
     assert shell.run_info()["state"] == "stopped"
 
 
-def test_a_terminal_that_takes_nothing_does_not_hold_training_nor_leaving(shell: Shell) -> None:
-    train(shell)
-    # nobody reads the pty from here on; ctrl+l has the whole screen sent again, until the pty takes no more
+def stall(shell: Shell) -> None:
+    """Nobody reads the pty from here on; ctrl+l has the whole screen sent again, until the pty takes no more."""
     unread = -1
     while unread < shell.unread():
         unread = shell.unread()
         shell.type("\x0c" * 20)
         advances_unseen(shell)
     assert unread > 1000
+
+
+def test_a_terminal_that_takes_nothing_does_not_hold_training_nor_leaving(shell: Shell) -> None:
+    train(shell)
+    stall(shell)
     shell.process().terminate()
     shell.until(lambda: shell.run_info().get("exit_status") == 143, seconds=20)
     assert shell.status() == 143
     assert shell.restored
 
 
-def test_after_a_stall_the_whole_screen_is_painted_again(shell: Shell) -> None:
+COUNTS_WRITES = """
+import pathlib
+from tui3090.dashboard.driver import TerminalDriver
+
+real, written = TerminalDriver.write, pathlib.Path("written").absolute()
+
+
+def counted(driver, data):
+    real(driver, data)
+    with written.open("a") as file:
+        file.write("w")
+
+
+TerminalDriver.write = counted
+"""
+
+
+@pytest.mark.parametrize(
+    "seconds", [0, pytest.param(60, marks=pytest.mark.slow)], ids=["of many frames", "of a minute"]
+)
+def test_a_stall_holds_nothing_and_afterwards_the_whole_screen_is_painted_again(shell: Shell, seconds: float) -> None:
+    """What a stall can fill is counted in writes: there are more of them here than the 120 frames of a minute make."""
+    (shell.folder / "train.py").write_text(TRAIN + COUNTS_WRITES)
     train(shell)
-    shell.type("\x0c" * 100)
+    stall(shell)
+    full, end, written = shell.unread(), time.monotonic() + seconds, shell.folder / "written"
+    last = written.stat().st_size + 250
+    while time.monotonic() < end or written.stat().st_size < last:
+        before = written.stat().st_size
+        shell.type("\x0c")
+        shell.until(lambda before=before: written.stat().st_size > before)  # type: ignore[misc]
+    shell.type("+")  # keys act
+    shell.until(lambda: '"technique": "accumulate"' in (shell.folder / "run" / "records.jsonl").read_text())
     advances_unseen(shell)
+    assert shell.unread() == full
     shell.wait(lambda: all(words in shell.screen for words in ("TRAINING", "Loss", "Memory", "Techniques", "Log")))
     seen = shell.steps()
-    shell.wait(lambda: step_on_screen(shell) > seen)
+    shell.wait(lambda: step_on_screen(shell) > seen and "accum 2" in shell.screen)
     shell.process().terminate()
     assert shell.status() == 143
+    assert shell.restored
 
 
 def step_on_screen(shell: Shell) -> int:
@@ -139,9 +179,16 @@ def test_a_start_that_fails_is_one_sentence_and_status_2(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "status"), [("raise ValueError('boom')", 1), ("import sys; sys.exit(3)", 3)], ids=["raise", "exit"]
+    ("failure", "status", "said"),
+    [
+        ("raise ValueError('boom')", 1, "ValueError: boom"),
+        ("import sys; sys.exit(3)", 3, "called sys.exit(3)"),
+        ("input()", 1, "training can't read the terminal"),
+        ("breakpoint()", 1, "training can't read the terminal"),
+    ],
+    ids=["raise", "exit", "input", "breakpoint"],
 )
-def test_a_failure_in_training_stays_on_the_screen(shell: Shell, failure: str, status: int) -> None:
+def test_a_failure_in_training_stays_on_the_screen(shell: Shell, failure: str, status: int, said: str) -> None:
     code = TRAIN.replace("loss=lambda", "loss=fails_at_5 if True else lambda")
     code += f"""
 
@@ -157,10 +204,14 @@ def fails_at_5(model, batch):
     (shell.folder / "train.py").write_text(code)
     train(shell)
     shell.wait(lambda: "failed" in shell.screen.lower())
+    process = shell.process()
+    shell.wait(lambda: "show" in process.cmdline())  # nothing of torch is held any more
     assert shell.leave() == status
     assert shell.restored
     assert "tui3090: train failed at step" in shell.screen
+    assert said.encode() in shell.bytes[shell.bytes.rfind(b"tui3090: train failed") :]
     assert "run/output.log" in shell.screen
+    assert "Traceback" not in shell.screen
 
 
 FORKS = """

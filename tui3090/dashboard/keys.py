@@ -224,7 +224,7 @@ class Keys:
             self.answer("b goes back to the last good save, losing the steps since: space pauses first.")
             return
         self._send(GoBack())
-        self.answer("Going back to the last good save.")
+        self.answer("Going back to the last good save; the techniques stay as they are.")
 
     def lock(self) -> None:
         """Refuse keys, or take them again."""

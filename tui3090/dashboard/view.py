@@ -185,6 +185,8 @@ class View:
 
     name: str = ""
     folder: str = ""
+    again: str = ""
+    """The command that goes on with it from a save."""
     live: bool = True
     """Whether a run stands behind it that may still write."""
     stages: dict[str, Stage] = field(default_factory=dict)
