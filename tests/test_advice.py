@@ -292,6 +292,13 @@ class TestMemory:
         assert (advice.key, advice.what, advice.gain) == ("", "batch 64 fits: next start", "21.0 of 24.0 GiB")
         assert advice.reason == "estimated: 15.0 GiB are free, a sample takes 0.2"
 
+    def test_no_bigger_batch_than_there_are_samples(self) -> None:
+        windows = steady(samples=16, micro_batches=1)
+        advice = found(run(windows, settings=BF16, reading=HALF, rows=30), "room")
+        assert advice is not None
+        assert advice.what == "batch 30 fits: next start"
+        assert found(run(windows, settings=BF16, reading=HALF, rows=20), "room") is None
+
     def test_with_accumulation_the_same_step_in_fewer_micro_batches(self) -> None:
         windows = steady(samples=64, micro_batches=4)
         advice = found(run(windows, settings=Settings(amp="bf16", accumulate=4), reading=HALF), "room")
@@ -304,6 +311,12 @@ class TestMemory:
         full = found(run(steady(), reading=HALF, memory=141 * GIB, memory_cap=8 * GIB), "memory_full")
         assert full is not None
         assert full.reason == "memory is nearly full: 9.0 of 9.0 GiB"
+
+    def test_what_only_the_start_needed_is_left_out(self) -> None:
+        start = FULL | {"peak_allocated": 23 * GIB, "peak_steady": 8 * GIB, "card_used": 11 * GIB, "reserved": 10 * GIB}
+        facts = run(steady(samples=16, micro_batches=1), settings=BF16, reading=start)
+        assert found(facts, "memory_full") is None
+        assert found(facts, "room") is None  # 8 GiB are weights, gradients and state
 
     def test_no_room_is_seen_where_it_can_not_be_computed(self) -> None:
         windows = steady(samples=16, micro_batches=1)
@@ -336,6 +349,9 @@ class TestTraining:
         old = found(run(windows, PRE_AMPERE, settings=fp16), "overflowing")
         assert old is not None
         assert old.key == "["
+        lowest = found(run(windows, PRE_AMPERE, settings=Settings(amp="fp16", lr=0.5)), "overflowing")
+        assert lowest is not None
+        assert (lowest.key, lowest.what) == ("", "lower the learning rate: next start")
 
     def test_a_scaler_that_finds_its_scale(self) -> None:
         windows = [*steady(15, skipped="overflow"), *steady(65)]
@@ -363,6 +379,9 @@ class TestTraining:
         assert advice is not None
         assert (advice.key, advice.gain) == ("6", "+100 %")
         assert advice.reason == "throughput is 50 % below this run's own median"
+        on_cpu = found(run(paces, device="cpu", cards=0), "slower_than_before")
+        assert on_cpu is not None
+        assert (on_cpu.key, on_cpu.what) == ("2", "see what else runs on this machine")
         stalled = found(run([*steady(120, seconds=1.0), *steady(20, seconds=2.0, stall_s=1.0)]), "slower_than_before")
         assert stalled is not None
         assert stalled.key == "2"
@@ -402,7 +421,12 @@ class TestCard:
     def test_others_on_the_card(self) -> None:
         advice = found(run(steady(), reading={"others": 8 * GIB, "holders": "user1 8.0 GiB"}), "others")
         assert advice is not None
-        assert advice.reason == "others hold 8.0 GiB of this one (user1 8.0 GiB); tui3090 doctor lists the cards"
+        assert advice.reason == "others hold 8.0 GiB of this one (user1 8.0 GiB)"
+        several = found(run(steady(), reading={"others": 8 * GIB, "holders": "user1 8.0 GiB"}, cards=2), "others")
+        assert several is not None
+        assert several.what == "another card: --device, next start"
+        assert several.reason == f"{advice.reason}; tui3090 doctor lists the cards"
+        assert advice.what == "ask who holds the card, or end it"  # there is no other to go to
         assert found(run(steady(), reading={"others": 200 << 20}), "others") is None
         assert found(run(steady(), reading={"others": None}), "others") is None
 

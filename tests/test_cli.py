@@ -49,7 +49,7 @@ def test_options_reach_the_run(plans: list[tuple[RunPlan, Path, bool, bool]]) ->
     line = (
         "run train.py --amp bf16 --checkpointing all --accumulate 4 --graph --no-tf32 --workers 2 --prefetch off "
         "--device cuda --vram 24 --steps 100 --seed 3 --counters --run-dir here --headless --exit "
-        "-- --batch-size 16 --size=gpt2"
+        "--channels-last -- --batch-size 16 --size=gpt2"
     )
     assert cli.main(line.split()) == 7
     [(plan, folder, headless, leave)] = plans
@@ -57,7 +57,7 @@ def test_options_reach_the_run(plans: list[tuple[RunPlan, Path, bool, bool]]) ->
     assert plan.asked == {"amp", "checkpointing", "accumulate", "graph", "tf32", "workers", "prefetch"}
     assert plan.options == {"size": "gpt2", "batch_size": 16, "lr": 1e-3}
     assert (plan.recipe, plan.name, plan.device) == (Path("train.py"), "train", "cuda:0")
-    assert (plan.vram_gib, plan.steps, plan.seed, plan.counters) == (24.0, 100, 3, True)
+    assert (plan.vram_gib, plan.steps, plan.seed, plan.counters, plan.channels_last) == (24.0, 100, 3, True, True)
     assert (folder, headless, leave) == (Path("here"), True, True)
 
 
@@ -65,7 +65,7 @@ def test_everything_is_off_unless_asked_for(plans: list[tuple[RunPlan, Path, boo
     cli.main(["run", "train.py"])
     [(plan, folder, headless, leave)] = plans
     assert (plan.settings, plan.asked, plan.device, plan.vram_gib) == (Settings(), frozenset(), "", None)
-    assert (plan.steps, plan.seed, headless, leave) == (None, None, False, False)
+    assert (plan.steps, plan.seed, plan.channels_last, headless, leave) == (None, None, False, False, False)
     assert folder.parent == Path("runs")
     assert folder.name.endswith("-train")
 

@@ -7,15 +7,20 @@ import random
 from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from tests.conftest import Train
 from tests.dashboard.views import NOW, started, step
 from tui3090.gains import Gains, compare, course, verdict
 from tui3090.lines import from_object
 from tui3090.link import Outlet
-from tui3090.records import Changed, Gain, Reading, Record, Resumed, State, StepRecord
+from tui3090.recipe import Recipe
+from tui3090.records import Change, Changed, Gain, Reading, Record, Resumed, State, StepRecord
 from tui3090.runlog import RecordReader, RunFolder, RunLog
 
 GIB = 1 << 30
@@ -123,6 +128,21 @@ class TestMeasuring:
         after = windows([1.0] * 10), Reading(time=NOW, peak_allocated=12 * GIB), windows([1.0] * 13)
         (gain,) = gains_of(WARM_UP, first, windows([1.0] * 20), last, change(), *after)
         assert (gain.peak_before, gain.peak_after) == (17 * GIB, 12 * GIB)
+
+    def test_memory_is_that_of_steady_windows_where_it_is_told(self) -> None:
+        def peaks(steady: int | None, ever: int) -> Reading:
+            return Reading(time=NOW, peak_allocated=ever * GIB, peak_steady=None if steady is None else steady * GIB)
+
+        before = windows([1.0] * 10), peaks(16, 17), windows([1.0] * 10), peaks(15, 17)
+        # an older reading that comes late, the capture's peak, and then that of replayed windows
+        late, capture = peaks(16, 17), peaks(None, 20)
+        after = windows([1.0] * 3), capture, windows([1.0] * 10), peaks(12, 20), windows([1.0] * 10)
+        (gain,) = gains_of(WARM_UP, *before, change("graph", False, True), late, *after)
+        assert (gain.peak_before, gain.peak_after) == (16 * GIB, 12 * GIB)
+        # where one side has none, both are what was held at the most for whatever
+        unknown = windows([1.0] * 3), capture, windows([1.0] * 20)
+        (gain,) = gains_of(WARM_UP, *before, change(), *unknown)
+        assert (gain.peak_before, gain.peak_after) == (17 * GIB, 20 * GIB)
 
     def test_the_counters_are_of_the_steady_time_and_each_reading_counts_once(self) -> None:
         def reading(at: float, busy: float) -> Reading:
@@ -285,6 +305,26 @@ def test_a_gain_lands_in_the_log_of_every_run(tmp_path: Path) -> None:
     watched = [record for record in outlet.drain() if isinstance(record, Gain)]
     assert [gain.rate_after for gain in watched] == [32_000]
     assert logged == watched
+
+
+def test_a_run_that_a_key_makes_slower_says_so(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records of real training, whose step takes three times as long under autocast."""
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        sleep(0.06 if torch.is_autocast_enabled("cpu") else 0.02)
+        return model(batch).float().pow(2).mean()
+
+    monkeypatch.setattr("tui3090.gains.SAMPLE_S", 0.01)
+    monkeypatch.setattr("tui3090.gains.SETTLING_S", 0.0)
+    data = [torch.ones(2) for _ in range(26)]
+    recipe = Recipe(model=nn.Linear(2, 1), train_data=data, loss=loss, batch_size=1)
+    ran = train(recipe, {13: [Change("amp", "bf16")]})
+    gains = Gains()
+    (gain,) = [found for record in ran.records if (found := gains.absorb(record)) is not None]
+    assert (gain.step, gain.technique, gain.new, gain.verdict) == (14, "amp", "bf16", "slower")
+    assert gain.windows_before == gain.windows_after == 10  # three settle on each side
+    assert gain.step_s_before >= 0.02
+    assert gain.step_s_after >= 0.06
 
 
 def test_the_changes_of_a_run_on_an_h200() -> None:

@@ -37,7 +37,8 @@ REMEDY = (
 @pytest.fixture(autouse=True)
 def plain_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine's environment says."""
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_the_figures_are_read() -> None:
@@ -63,8 +64,9 @@ def test_a_fifth_of_what_is_reserved_is_the_limit() -> None:
     assert not oom.Shortage(1, allocated=81, unallocated=19).fragmented
 
 
-def test_a_remedy_that_is_in_force_is_not_proposed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_a_remedy_that_is_in_force_is_not_proposed_again(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "max_split_size_mb:64,expandable_segments:True")
     assert "9.35 GiB cached but unusable" in oom.explained(IN_PIECES)
     assert "next start" not in oom.explained(IN_PIECES)
 

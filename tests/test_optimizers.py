@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tui3090.optimizers import make_optimizer, waits_for_nothing
+from tui3090.optimizers import load_state, make_optimizer, waits_for_nothing
 from tui3090.recipe import Recipe, RecipeError
 
 CPU = torch.device("cpu")
@@ -81,3 +81,12 @@ def test_what_is_no_optimizer_is_refused() -> None:
     made = recipe(lambda m: None)
     with pytest.raises(RecipeError, match="optimizer returned a NoneType: it must return a torch"):
         make_optimizer(made, made.model, CPU)
+
+
+def test_state_that_belongs_to_no_weight_is_loaded_as_it_is() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9)
+    momentum = torch.ones(2)
+    groups = optimizer.state_dict()["param_groups"]
+    load_state(optimizer, {"state": {0: {"momentum_buffer": momentum}, "best": 3}, "param_groups": groups})
+    assert optimizer.state["best"] == 3
+    assert torch.equal(optimizer.state[optimizer.param_groups[0]["params"][0]]["momentum_buffer"], momentum)

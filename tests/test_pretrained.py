@@ -106,6 +106,13 @@ def test_a_name_in_the_local_cache_is_loaded_from_it(tiny_llama_bf16: Path, tmp_
     assert done.stdout == "org/tiny LlamaForCausalLM\n", done.stderr
 
 
+def test_the_optimizer_with_8_bits_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    sentence = "--optimizer adamw8bit needs bitsandbytes: pip install 'tui3090[quantized]', or leave it out."
+    refused(sentence, pretrained.adamw, torch.nn.Linear(2, 2), 0.1, 0.0, "adamw8bit")
+
+
 def model(**config: float) -> SimpleNamespace:
     return SimpleNamespace(config=SimpleNamespace(**config))
 

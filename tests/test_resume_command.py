@@ -66,6 +66,23 @@ def test_a_run_goes_on_as_it_was_but_for_what_the_command_says(plans: Plans, fol
     assert plan.optimizer_state == "keep"
 
 
+@pytest.mark.parametrize(
+    ("was", "option", "goes_on"),
+    [(True, "", True), (True, "--no-channels-last", False), (False, "", False), (None, "--channels-last", True)],
+)
+def test_the_order_in_memory_goes_on_unless_the_command_says_another(
+    plans: Plans,  # noqa: F811
+    folder: Path,  # noqa: F811
+    was: bool | None,
+    option: str,
+    goes_on: bool,
+) -> None:
+    known = {} if was is None else {"channels_last": was}
+    run_folder(folder / "runs" / "a", (folder / "train.py").resolve(), **known)
+    assert cli.main(shlex.split(f"run train.py --resume {option}")) == 7
+    assert plans[0][0].channels_last is goes_on
+
+
 def test_the_newest_run_of_that_recipe_goes_on(plans: Plans, folder: Path) -> None:  # noqa: F811
     (folder / "other.py").write_text((folder / "train.py").read_text())
     for number, (name, recipe) in enumerate((("a", "train.py"), ("b", "train.py"), ("c", "other.py"))):

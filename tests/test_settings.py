@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from itertools import combinations, product
+from pathlib import Path
 
 import pytest
 import torch
@@ -176,3 +177,14 @@ def test_every_combination_can_be_had_or_is_refused_with_a_sentence() -> None:
 def test_what_compile_and_offload_need(machine: Machine, settings: Settings, words: str) -> None:
     assert words in (refusal(machine, settings) or "")
     assert refusal(CARD, settings) is None
+
+
+def test_the_readme_says_of_each_technique_whether_the_numbers_are_equal_and_how_far_off() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text("utf-8").splitlines()
+    head = readme.index("| key | technique | values | changes the numbers? | equal to what, and how far off |")
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in readme[head + 2 :]]
+    for technique, (keys, _, _, changes, equal) in zip(TECHNIQUES, table[: len(TECHNIQUES)], strict=True):
+        assert {key.strip("`") for key in keys.split()} >= {technique.key}
+        assert changes.startswith("yes" if technique.effect == "numbers" else "no")
+        assert any(word in equal for word in ("equal to the bit", "within"))
+    assert table[len(TECHNIQUES)] == [""], "a row for each, and no more"

@@ -13,12 +13,14 @@ from torch.utils.data import Dataset
 
 from tests.conftest import Train
 from tests.dashboard.views import NOW, started, texts, view
+from tui3090.advice import advise
 from tui3090.dashboard.panels import step as panel
+from tui3090.facts import Facts
 from tui3090.feed import Window
 from tui3090.ledger import Running
 from tui3090.recipe import Recipe
-from tui3090.records import StepRecord
-from tui3090.settings import Settings
+from tui3090.records import Available, StepRecord
+from tui3090.settings import CORES, Settings
 
 
 class Slow(Dataset[torch.Tensor]):
@@ -54,11 +56,22 @@ def steps(train: Train, data: Slow, step_s: float, workers: int, epochs: int = 1
     [(0.025, 0.1, 0, 0.20), (0.025, 0.1, 2, 0.0), (0.15, 0.05, 1, 0.67)],
 )
 def test_the_stall_is_what_the_loader_keeps_the_step_waiting(
-    train: Train, load_s: float, step_s: float, workers: int, share: float
+    train: Train, monkeypatch: pytest.MonkeyPatch, load_s: float, step_s: float, workers: int, share: float
 ) -> None:
     records = steps(train, Slow(9, load_s), step_s, workers)[3:]  # the first find what was prepared during the start
     assert median(r.stall_s / r.seconds for r in records) == pytest.approx(share, abs=0.05)
     assert all(r.stall_s == r.wait_s for r in records)  # on the CPU
+    # what Try next makes of these very records
+    for name, value in (("LEAST_WINDOWS", 3), ("LEAST_S", 0.1)):
+        monkeypatch.setattr(f"tui3090.facts.{name}", value)
+    for name in ("SETTLING_WINDOWS", "SETTLING_S"):
+        monkeypatch.setattr(f"tui3090.gains.{name}", 0)
+    facts = Facts()
+    begun = started(device="cpu", unit="samples", settings=Settings(workers=workers).short())
+    for record in [begun, Available(time=NOW, technique="workers"), *records]:
+        facts.absorb(record)
+    pieces = [advice for advice in advise(facts) if "starves" in advice.reason]
+    assert [piece.key for piece in pieces] == ([] if share == 0 else ["w"] if workers < CORES else [""])
 
 
 def test_a_burst_shows_as_the_worst_beside_the_mean(train: Train) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.test_records import _step as step
 from tests.test_trainer import recipe
 from tui3090.link import Commands
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Changed, Event, Pause, State, StepRecord, Stop
+from tui3090.records import Change, Changed, Event, GoBack, MakeSave, Pause, Resumed, State, StepRecord, Stop
 from tui3090.watchdog import EXPLODING, NOT_FINITE, OVERFLOWS, Watchdog, explosion_limit
 
 
@@ -135,9 +136,35 @@ def test_training_pauses_and_goes_on_at_a_key(train: Train, monkeypatch: pytest.
     paused = [state for state in ran.of(State) if state.state == "paused"]
     assert len(paused) == 1
     assert "not finite in 10 windows in a row" in paused[0].detail
+    assert "there is no good save, space goes on" in paused[0].detail
     assert [(c.technique, c.new) for c in ran.of(Changed)] == [("lr", 0.5)]
     assert len(ran.of(StepRecord)) == 40
     assert ran.of(StepRecord)[-1].step == 30
+
+
+class Saving(Answering):
+    """Saves before the fourth window, too."""
+
+    def take(self) -> list[Any]:
+        """A save once, and the keys when training is paused."""
+        self.taken = getattr(self, "taken", -1) + 1
+        return [MakeSave()] if self.taken == 3 else super().take()
+
+
+def test_after_a_divergence_b_goes_back_to_the_last_good_save(
+    train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands = Saving(GoBack())
+    commands.arrived.set()
+    watch_states(monkeypatch, commands)
+    ran = train(poisoned(), commands=commands, folder=tmp_path)
+    assert ran.status == 0, ran.records[-1]
+    (paused,) = [state for state in ran.of(State) if state.state == "paused"]
+    assert "b goes back to the last good save (step 3)" in paused.detail
+    assert [record.step for record in ran.of(Resumed)] == [3]
+    after = [record for record in ran.of(StepRecord) if record.time >= ran.of(Resumed)[0].time]
+    assert [record.step for record in after] == list(range(4, 41))
+    assert ran.weights["w"].item() == pytest.approx(1 - 40 * 0.1, abs=1e-4)
 
 
 def test_where_nobody_can_press_a_key_it_ends(train: Train, failure: Any) -> None:

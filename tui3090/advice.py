@@ -82,7 +82,9 @@ def overflowing(facts: Facts) -> Advice | None:
     reason = f"the loss scaler skipped {_percent(lost)} of the last {len(recent)} steps"
     if _bf16(facts):
         return Advice("A", "AMP bf16: fp32's range, no scaler", reason, _won(lost), 8)
-    return Advice("[", "lower the learning rate", f"{reason}; bf16 is not for this card", weight=8)
+    key = "[" if facts.settings.lr > min(float(v) for v in BY_NAME["lr"].values) else ""  # else it is at its lowest
+    what = "lower the learning rate" + ("" if key else ": next start")
+    return Advice(key, what, f"{reason}; bf16 is not for this card", weight=8)
 
 
 def memory_full(facts: Facts) -> Advice | None:
@@ -117,6 +119,8 @@ def room(facts: Facts) -> Advice | None:
     each, fixed = memory.activations / batch, memory.taken - memory.activations
     fits = int((ROOM * memory.total - fixed) / each)
     fits -= fits % 8 if fits >= 8 else 0
+    rows = facts.started.rows if facts.started is not None else None
+    fits = fits if rows is None else min(fits, rows)  # there are no more to put into a batch
     if fits < WORTH * batch:
         return None
     reason = f"estimated: {_gib(memory.total - memory.taken)} GiB are free, a sample takes {_gib(each)}"
@@ -229,7 +233,9 @@ def slower_than_before(facts: Facts) -> Advice | None:
         return None
     share = statistics.median(pace.rate for pace in recent) / usual
     stalled = statistics.median(pace.stall for pace in recent) - statistics.median(pace.stall for pace in paces)
-    key, what = ("2", "the loader became slower") if stalled > 0.05 else ("6", "look at clock, heat and others")
+    key, what = ("6", "look at clock, heat and others") if facts.cuda else ("2", "see what else runs on this machine")
+    if stalled > 0.05:
+        key, what = "2", "the loader became slower"
     reason = f"throughput is {_percent(1 - share)} below this run's own median"
     return Advice(key, what, reason, _won(1 - share), 1 - share)
 
@@ -247,7 +253,7 @@ def held_back(facts: Facts) -> Advice | None:
         return None
     loss = f"{cause} holds the clock back {_percent(1 - clock / most)}"
     hottest = max((reading.temperature_c or 0 for reading in recent), default=0)
-    what = "more air: fans, dust, case" if cause == "heat" else "a higher power limit: ask the admin"
+    what = "more air: fans, dust, case" if cause == "heat" else "a higher power limit, if it has one: ask the admin"
     reason = f"{loss}, at {hottest:.0f} °C" if cause == "heat" else loss
     return Advice("", what, reason, f"at most +{_percent(most / clock - 1)}", 0.5 * (most / clock - 1))
 
@@ -270,8 +276,11 @@ def others(facts: Facts) -> Advice | None:
         return None
     full = memory is not None and memory.taken >= FULL * memory.total
     holders = f" ({reading.holders})" if reading.holders else ""
-    reason = f"others hold {_gib(reading.others or 0)} GiB of this one{holders}; tui3090 doctor lists the cards"
-    return Advice("", "another card: --device, next start", reason, "", 6 if full else 0.05)
+    reason = f"others hold {_gib(reading.others or 0)} GiB of this one{holders}"
+    what = "ask who holds the card, or end it"
+    if facts.started is not None and (facts.started.cards or 0) > 1:
+        what, reason = "another card: --device, next start", f"{reason}; tui3090 doctor lists the cards"
+    return Advice("", what, reason, "", 6 if full else 0.05)
 
 
 RULES: tuple[Callable[[Facts], Advice | None], ...] = (
@@ -318,7 +327,8 @@ def _memory(facts: Facts) -> _Memory | None:
     if started.memory_cap is not None:
         total = min(total, started.memory_cap + outside)
     # under replay activations lie in the graphs' pools, which are reserved but no tensor's
-    highest = reading.reserved if facts.settings.graph else reading.peak_allocated
+    peak_of_steps = reading.peak_allocated if reading.peak_steady is None else reading.peak_steady
+    highest = reading.reserved if facts.settings.graph else peak_of_steps
     held = (reading.weights, reading.gradients, reading.optimizer_state)
     known = sum(size or 0 for size in held) if None not in held else highest
     return _Memory(total, outside + highest, outside, max(0, highest - known))

@@ -16,16 +16,19 @@ from torch import nn
 
 from tui3090.feed import Feed
 from tui3090.meters.cards import choose
-from tui3090.optimizers import make_optimizer
+from tui3090.optimizers import make_optimizer, of_bitsandbytes
 from tui3090.recipe import Recipe, RecipeError
 from tui3090.records import Event, Record, Stage, Started
 from tui3090.settings import RunPlan, Settings
 from tui3090.source import load_recipe
 from tui3090.step import Step
 from tui3090.techniques import Machine, refusal
+from tui3090.techniques.channels_last import lay_out
 from tui3090.techniques.checkpointing import find_blocks
 from tui3090.techniques.compile import missing_compiler
 from tui3090.techniques.tf32 import on_now
+
+NO_IMAGES = "--channels-last does nothing here: the model has no 4-d weight, as convolutions of images have"
 
 
 @dataclass(slots=True)
@@ -127,10 +130,19 @@ def assemble(
         raise RecipeError(reason)
     with stage("device") as detail:
         _place(model, device)
+        if plan.channels_last:
+            count = lay_out(model)
+            feed.channels_last = count > 0
+            say("run", f"channels_last: {count} weights and the images of the batches" if count else NO_IMAGES)
         model.train()
         torch.manual_seed(seed)  # dropout's stream starts here, whatever the recipe drew
         optimizer, note = make_optimizer(recipe, model, device)
         say("run", note)
+        if feed.channels_last and of_bitsandbytes(optimizer):
+            raise RecipeError(
+                f"--channels-last can't be used with bitsandbytes' {type(optimizer).__name__}, which lays out every "
+                "weight contiguously: leave it out, or take torch.optim.AdamW."
+            )
         detail.append(name)
     dtype = str(Counter(p.dtype for p in trained).most_common(1)[0][0]).removeprefix("torch.")
     step = Step(recipe, model, optimizer, blocks, device, feed.to_device)
@@ -153,6 +165,7 @@ def assemble(
         torch=torch.__version__,
         settings=settings.short(),
         memory_cap=None if plan.vram_gib is None else round(plan.vram_gib * 2**30),
+        cards=torch.cuda.device_count() if device.type == "cuda" else 0,
     )
     emit(started)
     max_steps = plan.steps if plan.steps is not None else recipe.max_steps

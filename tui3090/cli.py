@@ -120,6 +120,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         _add_technique(techniques, technique)
     parser.add_argument("--device", type=_device, metavar="cpu|cuda:N", help="default: the freest card")
     parser.add_argument("--vram", type=_positive, metavar="GIB", help="cap torch's memory on the card, e.g. at 24")
+    parser.add_argument(
+        "--channels-last",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="keep images and the weights of their convolutions as NHWC in memory, as Tensor Cores take them",
+    )
     parser.add_argument("--steps", type=_at_least(1), metavar="N", help="end after N optimizer steps")
     parser.add_argument("--seed", type=_at_least(0), metavar="N", help="of order, data and dropout (default: recipe's)")
     parser.add_argument(

@@ -12,7 +12,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -197,8 +197,10 @@ def _of_cards(offers: Sequence[Offer]) -> Iterator[Finding]:
         if hidden or card not in seen:
             cost = hidden or "CUDA_VISIBLE_DEVICES hides it"
         yield Finding(number, f"{card.name}, {memory}{held}", cost)
-        yield _precision(offer)
-        yield _tensor_cores(offer)
+    kinds = {(offer.card.name, offer.capability, offer.gpm): offer for offer in offers}  # once for cards of one kind
+    for offer in kinds.values():
+        for finding in (_precision(offer), _tensor_cores(offer)):
+            yield finding if len(kinds) == 1 else replace(finding, text=f"{offer.card.name}: {finding.text}")
 
 
 def _precision(offer: Offer) -> Finding:

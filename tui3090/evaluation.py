@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from tui3090.assemble import Job
-from tui3090.feed import move
 from tui3090.oom import explained
 from tui3090.recipe import weigh
 from tui3090.records import Evaluated
@@ -67,11 +66,11 @@ def evaluate(job: Job, step: int, stopped: Callable[[], bool]) -> Evaluated | No
                 return None
             weighs = weigh(job.recipe, batch)
             if weighs:
-                total += job.recipe.loss(model, move(batch, device)).double() * weighs
+                total += job.recipe.loss(model, job.feed.moved(batch)).double() * weighs
                 weight += weighs
         figures: dict[str, float | str] = {}
         if job.recipe.metrics is not None:
-            figures = job.recipe.metrics(model, (move(batch, device) for batch in _batches(job)))
+            figures = job.recipe.metrics(model, map(job.feed.moved, _batches(job)))
     return Evaluated(
         time=time.time(),
         step=step,

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from tui3090.gains import Settling, Training, measured
+from tui3090.recent import Recent
 from tui3090.records import Available, Changed, Event, Gain, Profiled, Reading, Record, Resumed, Started, StepRecord
 from tui3090.settings import BY_NAME, Settings, Value
 
@@ -51,7 +52,7 @@ class Facts:
     """The newest look at the kernels that saw any."""
     reading: Reading | None = None
     """The newest, settled or not."""
-    windows: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=600))
+    windows: Recent = field(default_factory=lambda: Recent(600))
     """Settled; of those that start an epoch's or a change's loader none."""
     count: int = 0
     """Settled windows, also those that `windows` has no room for."""
@@ -140,12 +141,11 @@ class Facts:
     @property
     def seconds(self) -> float:
         """The time of the windows, at least a second's thousandth."""
-        return max(1e-3, sum([window.seconds * window.steps for window in self.windows]))
+        return max(1e-3, self.windows.total("seconds"))
 
     def share(self, attribute: str) -> float:
         """The sum of a time of the windows, `stall_s` or `wait_s`, over all their time."""
-        spent: float = sum([getattr(window, attribute) * window.steps for window in self.windows])
-        return spent / self.seconds
+        return self.windows.total(attribute) / self.seconds
 
     @property
     def step_s(self) -> float:

@@ -29,6 +29,7 @@ from tui3090 import shm
 from tui3090.handover import Handover
 from tui3090.recipe import Recipe, RecipeError, default_loss, padding_in, samples_in, tokens_in, weigh
 from tui3090.sampling import DATA, ORDER, IndexPlan, OwnStream, SeededCollate, SeededDataset, mix
+from tui3090.techniques.channels_last import has_channels
 from tui3090.workers import WorkerDied, is_workers_death, ready
 
 
@@ -72,16 +73,21 @@ class Window:
         return sum(micro.weight for micro in self.micro_batches)
 
 
-def move(batch: Any, device: torch.device) -> Any:
-    """The batch on the device, copied without waiting where its tensors are pinned; what is no tensor stays."""
+def move(batch: Any, device: torch.device, channels_last: bool = False) -> Any:
+    """The batch on the device, copied without waiting where its tensors are pinned; what is no tensor stays.
+
+    With `channels_last` its images are laid out like that, by the device.
+    """
+    if channels_last and has_channels(batch):
+        return batch.to(device, non_blocking=True, memory_format=torch.channels_last)
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
-        return {key: move(value, device) for key, value in batch.items()}
+        return {key: move(value, device, channels_last) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move(value, device) for value in batch))
+        return type(batch)(*(move(value, device, channels_last) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(move(value, device) for value in batch)
+        return type(batch)(move(value, device, channels_last) for value in batch)
     return batch
 
 
@@ -104,6 +110,8 @@ class Feed:
         self.workers = workers
         self.prefetch = prefetch
         """Micro-batches copied to the device ahead of time."""
+        self.channels_last = False
+        """Whether images come to the device in torch.channels_last."""
         self.notes: list[str] = []
         """What the user should know about how data is loaded; whoever tells it empties the list."""
         source = recipe.train_data
@@ -292,14 +300,18 @@ class Feed:
                 return
             self._side = self._side or torch.cuda.Stream(self._device)
             with torch.cuda.stream(self._side):
-                micro.batch = move(micro.batch, self._device)
+                micro.batch = self.moved(micro.batch)
                 micro.ready = self._side.record_event()
             self._ahead.append(micro)
+
+    def moved(self, batch: Any) -> Any:
+        """A batch's tensors on the device, laid out as the model's are."""
+        return move(batch, self._device, self.channels_last)
 
     def to_device(self, micro: MicroBatch) -> Any:
         """The micro-batch's tensors where the current stream can use them."""
         if micro.ready is None:
-            return move(micro.batch, self._device)
+            return self.moved(micro.batch)
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(micro.ready)
         for _, leaf in leaves(micro.batch):

@@ -156,7 +156,9 @@ class _Side:
     diverged: bool = False
     """Whether a window's loss or gradient was not finite."""
     peak: int | None = None
-    """Bytes allocated at the most."""
+    """Bytes allocated at the most, whatever it was for."""
+    peak_steady: int | None = None
+    """In steady windows; None: no reading told it."""
     counters: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=60))
     """Time and value of the Tensor Cores' counters."""
 
@@ -166,6 +168,8 @@ class _Side:
 
     def read(self, reading: Reading, training_since: float) -> None:
         self.peak = reading.peak_allocated if reading.peak_allocated is not None else self.peak
+        if self.windows and reading.peak_steady is not None:  # before there is one, the reading may be an older one
+            self.peak_steady = max(reading.peak_steady, self.peak_steady or 0)
         at, busy = reading.tensor_core_time, reading.tensor_core
         if at is None or busy is None or not self.windows or (self.counters and self.counters[-1][0] == at):
             return
@@ -226,6 +230,9 @@ class _Measurement:
             return None
         change, noise = compare(*rates)
         losses = [[_loss(sample) for sample in samples] for samples in (old, new)]
+        peaks = self.before.peak_steady, after.peak_steady
+        if None in peaks:  # of the same kind on both sides
+            peaks = self.before.peak, after.peak
         flops_before, mfu_before = _flops(old)
         flops_after, mfu_after = _flops(new)
         return Gain(
@@ -243,8 +250,8 @@ class _Measurement:
             rate_after=statistics.median(rates[1]),
             step_s_before=_step_s(old),
             step_s_after=_step_s(new),
-            peak_before=self.before.peak,
-            peak_after=after.peak,
+            peak_before=peaks[0],
+            peak_after=peaks[1],
             stall_before=_stall(old),
             stall_after=_stall(new),
             flops_s_before=flops_before,

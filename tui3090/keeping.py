@@ -70,10 +70,15 @@ class Keeper:
             traceback.print_exc()
         self._saver.wait()
 
+    def good(self) -> int | None:
+        """The step of the last good save; None: there is none."""
+        save = self._saver.last_good() if self._saver is not None else None
+        return save.notes.step if save is not None else None
+
     def offer(self) -> str:
         """A sentence on the save to go on from; empty: there is none."""
-        save = self._saver.last_good() if self._saver is not None else None
-        return f"The last good save is of step {save.notes.step}: --resume goes on from it." if save is not None else ""
+        step = self.good()
+        return f"The last good save is of step {step}: --resume goes on from it." if step is not None else ""
 
     def _newest_whole(self) -> Save:
         assert self._trainer.plan.folder is not None

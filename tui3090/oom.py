@@ -10,6 +10,9 @@ FRAGMENTED = 0.2
 """Share of the reserved memory that no tensor holds, from which on it is in pieces that the request did not fit in.
 Below it the card is simply full: another way of cutting the memory up would not help."""
 
+_CONFIGURATION = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Where torch reads the allocator's settings: every version the first, newer ones the second too."""
+
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
@@ -56,7 +59,7 @@ def explained(text: str) -> str:
     if not shortage.fragmented:
         return f"The request was for {tried}; tensors held {allocated}, and {unallocated} were cached."
     sentence = f"{unallocated} cached but unusable for this request of {tried}"
-    if "expandable_segments:true" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "").lower():
+    if any("expandable_segments:true" in os.environ.get(name, "").lower() for name in _CONFIGURATION):
         return f"{sentence}, in spite of expandable_segments."
     return (
         f"{sentence}: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for the next start (it can't be changed in "

@@ -161,8 +161,12 @@ def pad_id(tokenizer: Any) -> int:
     return 0
 
 
-def adamw(model: Any, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-    """AdamW that leaves biases and norms undecayed, as transformers' Trainer does. Raises RecipeError."""
+def adamw(model: Any, lr: float, weight_decay: float, kind: str = "adamw") -> torch.optim.Optimizer:
+    """AdamW that leaves biases and norms undecayed, as transformers' Trainer does.
+
+    `kind`: adamw, or adamw8bit, bitsandbytes' with 8 bits for each moment of a weight. Raises RecipeError without it,
+    and for numbers that can't be.
+    """
     for name, value in (("lr", lr), ("weight-decay", weight_decay)):
         if not 0 <= value < math.inf:
             raise RecipeError(f"--{name} is {value:g}: give a number that is not negative.")
@@ -171,7 +175,23 @@ def adamw(model: Any, lr: float, weight_decay: float) -> torch.optim.Optimizer:
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr)
+    made = _adamw8bit(model) if kind == "adamw8bit" else torch.optim.AdamW
+    optimizer: torch.optim.Optimizer = made([group for group in groups if group["params"]], lr=lr)
+    return optimizer
+
+
+def _adamw8bit(model: Any) -> Any:
+    """bitsandbytes' AdamW8bit, which keeps 32 bits for the model's embeddings, as transformers' Trainer does."""
+    try:
+        from bitsandbytes.optim import AdamW8bit, GlobalOptimManager
+    except ImportError:
+        raise RecipeError(
+            "--optimizer adamw8bit needs bitsandbytes: pip install 'tui3090[quantized]', or leave it out."
+        ) from None
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            GlobalOptimManager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
+    return AdamW8bit
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:

@@ -69,6 +69,8 @@ class Started(Record):
     """`Settings.short()` at the start."""
     memory_cap: int | None = None
     """Bytes of the card's memory that torch may take; None: all."""
+    cards: int | None = None
+    """How many cards CUDA sees here; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +229,8 @@ class Reading(Record):
     reserved: int | None = None
     peak_allocated: int | None = None
     """Since the last change of a technique."""
+    peak_steady: int | None = None
+    """Since windows are steady after it, and what captured graphs keep: warm-up, capture and compilation left out."""
     peak_reserved: int | None = None
     weights: int | None = None
     gradients: int | None = None
@@ -327,9 +331,9 @@ class Gain(Record):
     """Seconds a step."""
     step_s_after: float
     peak_before: int | None
-    """Bytes allocated at the most between the change before and this one."""
+    """Bytes allocated at the most in steady windows before the change, what captured graphs keep included."""
     peak_after: int | None
-    """Since the change, capture included."""
+    """The same after it."""
     stall_before: float
     """Data stall over the time."""
     stall_after: float

@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from tui3090.assemble import Job
+from tui3090.optimizers import load_state
 from tui3090.recipe import RecipeError
 from tui3090.savefolder import MODEL, TRAINING, Notes, Save
 from tui3090.saves import beside, described, restore_random_state, state_of, trained_names
@@ -30,8 +31,10 @@ def restore(job: Job, schedule: Schedule, save: Save, optimizer_state: str = "ke
     groups = trained_names(step.model, step.optimizer)
     _check_model(notes, state)
     _check_data(notes, job)
+    if optimizer_state != "new":
+        _check_optimizer(notes, step.optimizer)
     if optimizer_state == "keep":
-        _check_optimizer(notes, step.optimizer, groups)
+        _check_groups(notes, groups)
     try:
         tensors: dict[str, Any] = safetensors.torch.load_file(save.path / MODEL, device="cpu")
         training = torch.load(save.path / TRAINING, map_location="cpu", weights_only=True)
@@ -47,7 +50,7 @@ def restore(job: Job, schedule: Schedule, save: Save, optimizer_state: str = "ke
             told = _differences(schedule, kind, training["rates"], step.optimizer, optimizer)
         follows = optimizer_state != "new" and len(groups) == len(notes.trained) and kind == schedule.kind
         step.model.load_state_dict(tensors, strict=False)  # all that a save holds is there: its names were compared
-        step.optimizer.load_state_dict(optimizer)
+        load_state(step.optimizer, optimizer)
         step.scaler.load_state_dict(scaler)
         schedule.load_state_dict(schedule_state if follows else None, notes.step)
         with torch.no_grad():
@@ -89,14 +92,19 @@ def _check_data(notes: Notes, job: Job) -> None:
         )
 
 
-def _check_optimizer(notes: Notes, optimizer: Optimizer, groups: list[list[str]]) -> None:
-    new = "--optimizer-state new to begin it anew"
+def _check_optimizer(notes: Notes, optimizer: Optimizer) -> None:
     if notes.optimizer != type(optimizer).__name__:
         raise RecipeError(
             f"The optimizer was {notes.optimizer} and is now {type(optimizer).__name__}, whose state is another: "
-            f"resume with {new}."
+            "resume with --optimizer-state new to begin it anew."
         )
-    choice = f"Resume with --optimizer-state matching to keep its state where both have the parameter, or with {new}."
+
+
+def _check_groups(notes: Notes, groups: list[list[str]]) -> None:
+    choice = (
+        "Resume with --optimizer-state matching to keep its state where both have the parameter, or with "
+        "--optimizer-state new to begin it anew."
+    )
     before, after = {n for group in notes.trained for n in group}, {n for group in groups for n in group}
     frozen, thawed = sorted(before - after), sorted(after - before)
     if frozen or thawed:

@@ -28,6 +28,7 @@ def run_info(plan: RunPlan) -> dict[str, Any]:
         "settings": plan.settings.short(),
         "device": plan.device,
         "vram_gib": plan.vram_gib,
+        "channels_last": plan.channels_last,
         "steps_asked": plan.steps,
         "seed": plan.seed,
         "versions": {

@@ -50,6 +50,7 @@ def new_plan(arguments: argparse.Namespace, path: Path) -> RunPlan:
         asked=frozenset(asked),
         device=arguments.device or "",
         vram_gib=arguments.vram,
+        channels_last=bool(arguments.channels_last),
         steps=arguments.steps,
         seed=arguments.seed,
         counters=arguments.counters,
@@ -94,6 +95,7 @@ def resumed_plan(arguments: argparse.Namespace) -> tuple[RunPlan, RunFolder]:
         seed=notes.seed if plan.seed is None else plan.seed,
         steps=steps if plan.steps is None and type(steps) is int and steps > 0 else plan.steps,
         vram_gib=vram if plan.vram_gib is None and type(vram) is float and vram > 0 else plan.vram_gib,
+        channels_last=plan.channels_last or (arguments.channels_last is None and info.get("channels_last") is True),
         device=device if not plan.device and isinstance(device, str) else plan.device,
     ), folder
 

@@ -301,6 +301,8 @@ class RunPlan:
     """cpu or cuda:N; empty: the card with most free memory, or the CPU where there is none."""
     vram_gib: float | None = None
     """Cap on torch's allocator, GiB."""
+    channels_last: bool = False
+    """Whether 4-d weights and images are kept in torch.channels_last."""
     steps: int | None = None
     """Optimizer steps after which the run ends; None: as the recipe says."""
     seed: int | None = None

@@ -8,7 +8,7 @@ one place that says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from tui3090.feed import MicroBatch
 from tui3090.meters.phases import no_mark
-from tui3090.optimizers import waits_for_nothing
+from tui3090.optimizers import of_bitsandbytes, waits_for_nothing
 from tui3090.recipe import Recipe, RecipeError
 from tui3090.settings import Settings
 from tui3090.techniques.amp import autocast, scaler
@@ -95,11 +95,13 @@ class Step:
         self._clip_norm = recipe.clip_norm
         self.blocks = blocks
         """The layers that checkpointing cuts at."""
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        """Those that are trained, in the optimizer's order."""
         self._share = torch.zeros((), device=device)
         self._report = torch.zeros(4, device=device)
         self._one = torch.ones((), device=device)
         self._lr = [torch.zeros((), device=device) for _ in optimizer.param_groups]
+        self._own_stream = device.type == "cuda" and of_bitsandbytes(optimizer)
 
     @property
     def scales(self) -> bool:
@@ -108,7 +110,7 @@ class Step:
 
     def gradients(self) -> list[Tensor]:
         """The gradients there are, in the optimizer's order."""
-        return [p.grad for p in self._parameters if p.grad is not None]
+        return [p.grad for p in self.parameters if p.grad is not None]
 
     def drop_gradients(self) -> None:
         """Free their memory: a window is given up."""
@@ -150,7 +152,7 @@ class Step:
         """No gradient and no loss yet."""
         self.loss.zero_()
         if not self.keep_gradients:
-            for parameter in self._parameters:
+            for parameter in self.parameters:
                 parameter.grad = None
         elif gradients := self.gradients():
             torch._foreach_zero_(gradients)
@@ -199,8 +201,15 @@ class Step:
             finally:
                 del self.optimizer.found_inf  # type: ignore[attr-defined]
         elif not bad.item():  # the one wait for the window in flight: this optimizer can't skip on the device
-            with self._lr_in_force():
+            with self._lr_in_force(), self._stream():
                 self.optimizer.step()
+
+    def _stream(self) -> AbstractContextManager[Any]:
+        """The stream that an optimizer launches its kernels on: its new state must be filled there, too.
+
+        The host has waited for all that came before, and bitsandbytes waits for the device at the step's end.
+        """
+        return torch.cuda.stream(torch.cuda.default_stream(self.device)) if self._own_stream else nullcontext()
 
     @contextmanager
     def _lr_in_force(self) -> Iterator[None]:

@@ -13,21 +13,19 @@ from tui3090.output import plain
 
 def throughput(view: View) -> str:
     """Tokens (or samples) a second over the steps since the last change; empty before there are any."""
-    seconds = sum(r.seconds * r.steps for r in view.recent)
+    seconds = view.recent.total("seconds")
     if not seconds:
         return ""
-    tokens = sum(r.tokens * r.steps for r in view.recent)
-    done, unit = (tokens, "tokens") if tokens else (sum(r.samples * r.steps for r in view.recent), "samples")
-    padding = sum(r.padding * r.steps for r in view.recent)
+    tokens, padding = view.recent.total("tokens"), view.recent.total("padding")
+    done, unit = (tokens, "tokens") if tokens else (view.recent.total("samples"), "samples")
     padded = f" ({text.percent(padding / (tokens + padding))} padding)" if padding else ""
     return f"{text.rounded(done / seconds)} {unit}/s{padded}"
 
 
 def step_time(view: View) -> str:
     """The mean time of the steps since the last change; empty before there are any."""
-    steps = sum(r.steps for r in view.recent)
-    seconds = sum(r.seconds * r.steps for r in view.recent)
-    return f"{text.rounded(seconds / steps * 1000)} ms/step" if steps else ""
+    mean = view.seconds_per_step()
+    return f"{text.rounded(mean * 1000)} ms/step" if mean is not None else ""
 
 
 def progress(view: View) -> str:

@@ -292,11 +292,15 @@ class Trainer:
         outcome = running.in_flight.wait() if running.in_flight is not None else None
         if not self._ledger.why_skipped(outcome, running.settings):
             self.step += 1
+            if self._poller.held is None:  # not all optimizers have their state after a step that was skipped
+                self._poller.held = held_by(self.job.step.model, self.job.step.optimizer)
             self._move_schedule()
             if (share := self._unmoved.stepped()) is not None:
                 self.watchdog.unmoved(share)
         record = self._ledger.record(running, outcome, self.step, self.planned)
         self.tell.emit(record)
+        if self.allocator is not None:
+            self.allocator.window(record)
         if running.sample is not None:
             self.looks.sampled(running.sample, record)
         self.watchdog.look(record, len(running.window.micro_batches) - record.micro_batches)
@@ -305,7 +309,6 @@ class Trainer:
             seconds = time.perf_counter() - self._first_began
             self.tell.emit(Stage(time=time.time(), name="first step", seconds=seconds))
             self._first_began = 0.0
-            self._poller.held = held_by(self.job.step.model, self.job.step.optimizer)
 
     def _move_schedule(self) -> None:
         """A step was taken."""
@@ -330,6 +333,8 @@ class Trainer:
         """
         self._settle()  # its time goes on to its end
         self._last_end = None
+        if self.allocator is not None:
+            self.allocator.interrupted()
         return self.step
 
     def _enough(self) -> bool:
@@ -350,7 +355,7 @@ class Trainer:
             garbage.freeze()
         self.keeper.if_due()
         alarm = self.watchdog.alarm
-        paused, why = alarm is not None, alarm.paused if alarm is not None else ""
+        paused, why = alarm is not None, alarm.paused(self.keeper.good()) if alarm is not None else ""
         self.tell.say("train", why, "warning")
         while True:
             if alarm is not None and self.commands.unattended.is_set():

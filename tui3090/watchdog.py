@@ -41,13 +41,10 @@ class Alarm:
     restart: str
     """How to start again."""
 
-    @property
-    def paused(self) -> str:
-        """For somebody who can press a key."""
-        return (
-            f"Training is paused: {self.reason}. b goes back to the last good save, space goes on, {self.keys}, "
-            "q leaves."
-        )
+    def paused(self, saved: int | None) -> str:
+        """For somebody who can press a key; `saved` is the step of the last good save, None: there is none."""
+        back = f"b goes back to the last good save (step {saved})" if saved is not None else "there is no good save"
+        return f"Training is paused: {self.reason}. {back}, space goes on, {self.keys}, q leaves."
 
     @property
     def ended(self) -> str:

@@ -1,58 +1,109 @@
 """What the dashboard costs training: the installed command, with the dashboard in a pty and headless, in turns.
 
-    python -m tests.bench.dashboard [--cpu] [--pairs N]
+    python -m tests.bench.dashboard [--cpu] [--pairs N] [--steps N]
 
-GPT-2 124M at 1 x 128 tokens in bf16 under replay on a card; the small model on a CPU. A run's rate is that of its steps
-from the first tenth on, by the clock of its own records. Beside it: the share of CPU time that our threads other
-than the trainer's took, as the run recorded it.
+GPT-2 124M at 1 x 128 tokens in bf16, under replay and under compile and replay, on a card; the small model, eagerly, on
+a CPU. Steps are timed by the clock of a run's own records, from its first tenth on. Rate: runs are cut into ten pieces,
+and a piece is compared with the same one of the other run; the interval is that of the pieces' median. The 99th
+percentile is that of all pairs' steps; its interval comes from drawing steps with replacement. Beside them: the share
+of CPU time that our threads other than the trainer's took, as the run recorded it.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.bench.turns import interval
 from tests.terminal.pty_shell import Shell
 from tui3090.records import Reading, StepRecord
 from tui3090.runlog import RecordReader
 
-CARD = "--graph --amp bf16 --device cuda:0 --tf32 --steps 3200", "--size gpt2 --batch-size 1 --context 128"
-CPU = "--device cpu --steps 250", "--epochs 8"
+CARD = "--amp bf16 --device cuda:0 --tf32", "--size gpt2 --batch-size 1 --context 128"
+ON_CARD = {"replay": "--graph", "compile + replay": "--graph --compile"}
+CPU = "--device cpu", "--epochs 8"
+ON_CPU = {"eager": ""}
+PIECES = 10
+
+
+@dataclass
+class Runs:
+    """Both ways of running, pair by pair."""
+
+    headless: list[list[float]] = field(default_factory=list)
+    """Seconds of each step."""
+    dashboard: list[list[float]] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    """Of CPU time, our threads' under the dashboard."""
+
+    def rate(self) -> tuple[float, float, float]:
+        """Under the dashboard over headless: the median of pieces, and its 95 % interval."""
+        ratios = [
+            sum(a) / sum(b)
+            for headless, dashboard in zip(self.headless, self.dashboard, strict=True)
+            for a, b in zip(_pieces(headless), _pieces(dashboard))
+        ]
+        return statistics.median(ratios), *interval(ratios)
+
+    def p99(self) -> tuple[float, float, float]:
+        """The 99th percentile of a step under the dashboard over that without, and its 95 % interval."""
+        without = [step for run in self.headless for step in run]
+        under = [step for run in self.dashboard for step in run]
+        draw = random.Random(0)
+        drawn = sorted(
+            _p99(draw.choices(under, k=len(under))) / _p99(draw.choices(without, k=len(without))) for _ in range(400)
+        )
+        return _p99(under) / _p99(without), drawn[10], drawn[389]
+
+
+def run_pairs(technique: str, pairs: int, steps: int, cpu: bool) -> Runs:
+    """Run headless and under the dashboard, in turns; a row of a table for each pair."""
+    options, recipe = CPU if cpu else CARD
+    given = (ON_CPU if cpu else ON_CARD)[technique]
+    command = f"{sys.executable} -m tui3090 run gpt {options} {given} --steps {steps} --exit"
+    runs = Runs()
+    for _ in range(pairs):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            runs.headless.append(_seconds(_headless(command, recipe, folder)))
+            runs.dashboard.append(_seconds(run := _dashboard(command, recipe, folder)))
+            runs.shares.append(_share(run))
+            rates = [1 / statistics.fmean(every[-1]) for every in (runs.headless, runs.dashboard)]
+            tails = [_p99(every[-1]) * 1e3 for every in (runs.headless, runs.dashboard)]
+            print(
+                f"| {technique} | {rates[0]:.2f} | {rates[1]:.2f} | {rates[1] / rates[0]:.4f} | {tails[0]:.2f} "
+                f"| {tails[1]:.2f} | {tails[1] / tails[0]:.3f} | {runs.shares[-1]:.2%} |",
+                flush=True,
+            )
+    return runs
+
+
+def header() -> None:
+    """Of the table of pairs."""
+    print("| technique | headless steps/s | dashboard | ratio | headless p99 ms | dashboard | ratio | our threads |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--pairs", type=int, default=3)
-    arguments = parser.parse_args()
-    options, recipe = CPU if arguments.cpu else CARD
-    print(
-        "| pair | headless steps/s | dashboard steps/s | ratio | p99 step ratio | our threads, dashboard | headless |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    ratios: list[float] = []
-    for pair in range(arguments.pairs):
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            command = f"{sys.executable} -m tui3090 run gpt {options} --exit"
-            headless = _headless(command, recipe, folder)
-            dashboard = _dashboard(command, recipe, folder)
-            rates = [_rate(run) for run in (headless, dashboard)]
-            ratios.append(rates[1] / rates[0])
-            p99 = _p99(dashboard) / _p99(headless)
-            shares = [_share(run) for run in (dashboard, headless)]
-            print(
-                f"| {pair + 1} | {rates[0]:.2f} | {rates[1]:.2f} | {ratios[-1]:.4f} | {p99:.3f} "
-                f"| {shares[0]:.2%} | {shares[1]:.2%} |",
-                flush=True,
-            )
-    print(f"median ratio {statistics.median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f})")
+    parser.add_argument("--steps", type=int)
+    asked = parser.parse_args()
+    for technique in ON_CPU if asked.cpu else ON_CARD:
+        header()
+        runs = run_pairs(technique, asked.pairs, asked.steps or (250 if asked.cpu else 3200), asked.cpu)
+        for what, (ratio, low, high) in (("rate", runs.rate()), ("99th percentile", runs.p99())):
+            print(f"{technique}, {what} over headless: {ratio:.4f} ({low:.4f} to {high:.4f})", flush=True)
 
 
 def _headless(command: str, recipe: str, folder: Path) -> Path:
@@ -75,13 +126,17 @@ def _steps(run: Path) -> list[StepRecord]:
     return records[len(records) // 10 :]
 
 
-def _rate(run: Path) -> float:
-    steps = _steps(run)
-    return len(steps) / sum(step.seconds for step in steps)
+def _seconds(run: Path) -> list[float]:
+    return [step.seconds for step in _steps(run)]
 
 
-def _p99(run: Path) -> float:
-    return statistics.quantiles([step.seconds for step in _steps(run)], n=100)[98]
+def _pieces(seconds: Sequence[float]) -> list[Sequence[float]]:
+    size = len(seconds) // PIECES
+    return [seconds[size * at : size * (at + 1)] for at in range(PIECES)]
+
+
+def _p99(seconds: Sequence[float]) -> float:
+    return statistics.quantiles(seconds, n=100)[98]
 
 
 def _share(run: Path) -> float:

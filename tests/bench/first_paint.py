@@ -42,17 +42,23 @@ def main() -> None:
         print(f"| {checkout} | {statistics.median(seconds):.3f} | {min(seconds):.3f} | {max(seconds):.3f} |")
 
 
+def start(checkout: Path, folder: Path) -> tuple[int, int]:
+    """The command in a folder, on a pty of 160 x 50: its process and the terminal's descriptor."""
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(folder)
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
+        environment = os.environ | {"PYTHONPATH": str(checkout), "TERM": "xterm-256color"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has its bytecode
+        os.execve(sys.executable, [sys.executable, "-m", "tui3090", "run", "--run-dir", "run"], environment)
+    return pid, terminal
+
+
 def first_paint(checkout: Path) -> float:
     """Seconds from exec until the footer of the first picture is on the terminal."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        pid, terminal = pty.fork()
-        if not pid:
-            os.chdir(folder)
-            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
-            environment = os.environ | {"PYTHONPATH": str(checkout), "TERM": "xterm-256color"}
-            environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has its bytecode
-            os.execve(sys.executable, [sys.executable, "-m", "tui3090", "run", "--run-dir", "run"], environment)
+        pid, terminal = start(checkout, Path(folder))
         try:
             came = b""
             while b"\x1b[?1049h" not in came or b"\x1b[50;" not in came:
@@ -61,10 +67,10 @@ def first_paint(checkout: Path) -> float:
                 came += os.read(terminal, 1 << 16)
             return time.perf_counter() - began
         finally:
-            _end(pid, terminal)
+            end(pid, terminal)
 
 
-def _end(pid: int, terminal: int) -> None:
+def end(pid: int, terminal: int) -> None:
     """Close the terminal and end the command and what it started, which are one session."""
     os.killpg(pid, signal.SIGKILL)
     os.close(terminal)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,22 +99,26 @@ class PlainLoop:
     def _placed(self, batch: Any) -> Any:
         return {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
 
-    def step(self) -> None:
-        """One optimizer step."""
-        amp, k = self.settings.amp, self.settings.accumulate
+    def step(self) -> float | None:
+        """One optimizer step; its loss, for which the host waits."""
         self.optimizer.zero_grad(set_to_none=True)
+        loss = self.trained(self._placed(next(self.batches)) for _ in range(self.settings.accumulate))
+        return float(loss.item())
+
+    def trained(self, batches: Iterable[Any]) -> Any:
+        """Launch forward, backward and update; the loss on the device, []."""
+        amp = self.settings.amp
         total: Any = 0.0
-        for _ in range(k):
-            batch = self._placed(next(self.batches))
+        for batch in batches:
             with torch.autocast(self.device.type, DTYPES.get(amp, torch.bfloat16), enabled=amp != "off"):
-                loss: Tensor = self.loss(self.called, batch) / k
+                loss: Tensor = self.loss(self.called, batch) / self.settings.accumulate
             self.scaler.scale(loss).backward()
             total += loss.detach()
         self.scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        total.item()
+        return total
 
     def run(self, boundary: Callable[[], bool]) -> None:
         """Train until there is no other step to take."""
@@ -129,28 +133,43 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
 class AtBoundary(Commands):
     """The engine's commands: it asks for them between two windows."""
 
-    def __init__(self, boundary: Callable[[], bool]) -> None:
+    def __init__(self, boundary: Callable[[], bool], script: Mapping[int, Sequence[Command]]) -> None:
+        """`script`: commands by the number of the window that is about to begin, the first being 0."""
         super().__init__()
-        self._boundary = boundary
+        self._boundary, self._script = boundary, script
+        self._window = 0
 
     def take(self) -> list[Command]:
         """The end, when there is no other step to take."""
-        return [] if self._boundary() else [Stop()]
+        due = list(self._script.get(self._window, ()))
+        self._window += 1
+        return due if self._boundary() else [Stop()]
 
 
-def engine(recipe: Recipe, device: torch.device, settings: Settings) -> Loop:
-    """Our own loop, without a screen."""
+def run_engine(
+    recipe: Recipe, device: torch.device, settings: Settings, commands: Commands, emit: Callable[[Record], None]
+) -> None:
+    """Train by our own loop, without a screen, until its commands stop it. Raises RuntimeError with what went wrong."""
+    last: list[Record] = []
+    given = [recipe]  # emptied by the run: nothing of it outlives its trainer
 
-    def run(boundary: Callable[[], bool]) -> None:
-        last: list[Record] = []
+    def keep_last(record: Record) -> None:
+        last[:] = [record]
+        emit(record)
 
-        def keep_last(record: Record) -> None:
-            last[:] = [record]
+    assemble.load_recipe = lambda path, options: given.pop()
+    where = "cuda:0" if device.type == "cuda" else "cpu"
+    plan = RunPlan(Path("train.py"), "train", settings=settings, device=where)
+    if Trainer(plan, commands, keep_last, QuietPoller()).run():  # type: ignore[arg-type]
+        raise RuntimeError(getattr(last[0], "detail", str(last[0])))
 
-        assemble.load_recipe = lambda path, options: recipe
-        where = "cuda:0" if device.type == "cuda" else "cpu"
-        plan = RunPlan(Path("train.py"), "train", settings=settings, device=where)
-        if Trainer(plan, AtBoundary(boundary), keep_last, QuietPoller()).run():  # type: ignore[arg-type]
-            raise RuntimeError(getattr(last[0], "detail", str(last[0])))
 
-    return run
+def engine(
+    recipe: Recipe,
+    device: torch.device,
+    settings: Settings,
+    emit: Callable[[Record], None] = lambda record: None,
+    script: Mapping[int, Sequence[Command]] | None = None,
+) -> Loop:
+    """Our own loop as a contender."""
+    return lambda boundary: run_engine(recipe, device, settings, AtBoundary(boundary, script or {}), emit)

@@ -1,6 +1,9 @@
-"""What all meters cost: on against off, in turns in one run; GPT-2 124M in bf16.
+"""What all meters cost: on against off, in turns in one run; GPT-2 124M.
 
-    python -m tests.bench.meters
+    python -m tests.bench.meters [WORKLOAD ...]
+
+Workloads: tf32 and bf16 (eager, 8 x 1024 tokens) and replay (bf16, 1 x 128); without any: all. In tf32 the card is what
+takes the time, in bf16 launching, whose time varies from turn to turn with whatever else the machine does.
 
 Off: no poller (NVML, counters, allocator, host), no sampled phases, no profiled step. A turn's figure is the mean step
 of its second half. Printed are the rate with the meters on over that with them off in the neighbouring turn, the median
@@ -9,6 +12,7 @@ of the turns with a 95 % interval (bootstrap of the median), and what a profiled
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,12 +119,21 @@ def made(batch: int, tokens: int) -> Recipe:
 
 def main() -> None:
     """Print the table."""
-    print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, GPT-2 124M, bf16, ms a step")
+    bf16 = Settings(amp="bf16", tf32=True)
+    workloads = {
+        "tf32": ("eager 8 x 1024, TF32", (8, 1024), Settings(tf32=True), 20, 42),
+        "bf16": ("eager 8 x 1024, bf16", (8, 1024), bf16, 20, 62),
+        "replay": ("replay 1 x 128, bf16", (1, 128), bf16.having("graph", True), 200, 22),
+    }
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("workload", nargs="*", choices=[*workloads, []], help="without any: all")
+    asked = parser.parse_args().workload
+    print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, GPT-2 124M, ms a step")
     print("| workload | meters on | off | rate on over off | a profiled step |")
     print("|---|---|---|---|---|")
-    bf16 = Settings(amp="bf16", tf32=True)
-    print("| eager 8 x 1024 | " + measure(made(8, 1024), bf16, turn=20, turns=82))
-    print("| replay 1 x 128 | " + measure(made(1, 128), bf16.having("graph", True), turn=300, turns=22))
+    for name in asked or workloads:
+        title, shape, settings, turn, turns = workloads[name]
+        print(f"| {title} | {measure(made(*shape), settings, turn, turns)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,27 @@
-"""The same training by transformers' Trainer, by accelerate and by Lightning, as their documentation shows it.
+"""The same training by transformers' Trainer, by accelerate and by Lightning, and the plain loop under TraceML, each as
+its documentation shows it.
 
 Each is a loop that takes turns (turns.py). What a library can't do here (fp16 on a CPU, say) it says itself.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
+import socket
+import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.bench.loops import OPTIMIZER, forever, loader
+from tests.bench.loops import OPTIMIZER, PlainLoop, forever, loader
 from tests.bench.turns import Loop
 from tui3090.recipe import Recipe
 from tui3090.settings import Settings
@@ -175,3 +182,46 @@ def lightning_trainer(recipe: Recipe, device: torch.device, settings: Settings) 
         trainer.fit(Module(), loader(recipe, settings.workers, device))
 
     return run
+
+
+def plain_under_traceml(recipe: Recipe, device: torch.device, settings: Settings) -> Loop:
+    """The plain loop, each step traced by TraceML, which sends what it measures to its aggregator beside us.
+
+    From its first turn to the end of the process TraceML samples once a second, and times the batches of every
+    DataLoader whose iteration begins later: let no other contender begin after it.
+    """
+
+    def run(boundary: Callable[[], bool]) -> None:
+        import traceml_ai
+
+        _start_traceml()
+        loop = PlainLoop(recipe, device, settings)
+        while boundary():
+            with traceml_ai.trace_step(loop.model):
+                loop.step()
+
+    return run
+
+
+@cache
+def _start_traceml() -> None:
+    import traceml_ai
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    at_exit = ExitStack()
+    atexit.register(at_exit.close)  # after TraceML's own, which was registered later
+    logs = at_exit.enter_context(tempfile.TemporaryDirectory())
+    given = f"serve --mode summary --logs-dir {logs} --run-name bench --aggregator-port {port}"
+    program = "from traceml_ai.launcher.cli import main; main()"
+    server = subprocess.Popen([sys.executable, "-c", program, *given.split()], stdout=subprocess.DEVNULL)
+    at_exit.enter_context(server)
+    at_exit.callback(server.terminate)
+    traceml_ai.init(
+        ui_mode="summary",
+        logs_dir=logs,
+        session_id="bench",
+        aggregator_port=port,
+        connect_timeout_sec=60.0,
+        on_missing_aggregator="raise",
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given
 
-from tests.dashboard.views import HOSTILE, NOW, SIZES, any_view, assert_fits, role_of, texts, view
+from tests.dashboard.views import HOSTILE, NOW, SIZES, any_view, assert_fits, role_of, started, texts, view
 from tui3090.dashboard.panels import gpu
 from tui3090.dashboard.view import View
 from tui3090.records import Reading
@@ -32,6 +32,8 @@ def reading(**changes: Any) -> Reading:
 def test_the_whole_panel() -> None:
     seen = view(*(reading(time=NOW - 120 + i / 2, util=0.99 if i < 200 else 0.3) for i in range(240)))
     assert gpu.note(seen, NOW) == "NVML, 0.5 s"
+    known = started(device_uuid="GPU-5c8b9f3e-0000-1111-2222-d0a1b2c3d4e5")
+    assert gpu.note(view(known, *seen.readings), NOW) == "NVML …c3d4e5, 0.5 s"  # which of several cards it is
     assert texts(gpu.rows(seen, 56, 4, NOW)) == [
         "busy 30 %   'a kernel was running'   341 of 350 W",
         "clock 1 695 of 1 965 MHz: held by power",
@@ -56,7 +58,10 @@ def test_every_field_may_be_unknown() -> None:
         "clock n/a",
         "temperature n/a, fan n/a   PCIe n/a",
         "",
-        "n/a: NVML does not tell it of this card",
+    ]
+    assert gpu.note(view(Reading(time=NOW)), NOW) == "NVML, 0.0 s, n/a: not told"
+    assert texts([gpu.line(view(Reading(time=NOW)), 90, NOW)]) == [
+        "busy n/a  power n/a  temperature n/a  clock n/a  n/a: NVML does not tell"
     ]
     partly = view(reading(power_limit_w=None, fan=None, clock_max_mhz=None, pcie_out_s=None))
     assert texts(gpu.rows(partly, 56, 3, NOW)) == [

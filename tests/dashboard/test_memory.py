@@ -87,6 +87,7 @@ def test_under_replay_what_is_beyond_the_weights_is_not_called_activations() -> 
     assert "a other tensors, peak 8.00" in rows[2]
     assert "▒ cached + graphs 2.00" in rows[3]
     assert not any("activations" in row for row in rows)
+    assert "fragmentation n/a" in rows[5]  # what graphs keep is not known here, and would count as unused
 
 
 def test_graph_pools_are_a_figure_of_their_own_and_activations_are_not_made_up() -> None:
@@ -144,6 +145,19 @@ def test_the_layers_whose_activations_hold_most() -> None:
     assert len(memory.rows(view(started(), reading(), measured), 100, 9, NOW)) == 7  # no room for them
 
 
+def test_what_a_small_model_keeps_is_told_in_mib() -> None:
+    measured = Activations(time=NOW, step=3, total=3 << 20, layers=f"{2 << 20} head\n{1 << 18} norm")
+    rows = texts(memory.rows(view(started(), reading(), measured), 100, 30, NOW))
+    assert rows[8] == "kept for backward by one micro-batch, step 3: 3.0 MiB"
+    assert [row.split()[:2] for row in rows[9:]] == [["2.0", "67"], ["0.2", "8"]]
+
+
+def test_before_torch_uses_the_card_its_figures_are_missing_with_the_reason() -> None:
+    loading = reading(allocated=None, reserved=None, peak_allocated=None, retries=None)
+    rows = texts(memory.rows(view(loading), 96, 7, NOW))
+    assert rows[4].startswith("allocated     n/a now, n/a peak   torch has not used the card yet")
+
+
 def test_they_do_not_outlive_a_change() -> None:
     measured = Activations(time=NOW, step=7, total=GIB, layers=f"{GIB} head")
     change = Changed(time=NOW, step=9, technique="amp", old="off", new="bf16")
@@ -176,6 +190,13 @@ def test_without_nvml_the_bar_is_torchs_and_the_rest_is_a_question_mark() -> Non
         "reserved    18.00   what torch took   fragmentation 33 %   retries n/a",
         "nvidia-smi    n/a   NVML: driver/library mismatch.",
     ]
+
+
+def test_where_whose_memory_it_is_can_not_be_told_the_reason_is() -> None:
+    contained = reading(own=None, others=None, holders="")
+    rows = texts(memory.rows(view(started(), contained), 96, 7, NOW))
+    assert "x CUDA context  n/a    o other processes  n/a" in rows[3]
+    assert rows[6].endswith("all of it + other processes (n/a: processes are hidden here)")
 
 
 def test_on_a_cpu_it_is_the_hosts_memory() -> None:

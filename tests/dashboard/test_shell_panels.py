@@ -26,7 +26,7 @@ from tests.dashboard.views import (
 from tui3090.dashboard.panels import changes, footer, header, techniques, try_next
 from tui3090.dashboard.panels.footer import ANSWERED_S
 from tui3090.dashboard.view import Pending, View
-from tui3090.records import Available, Changed, Event, Reading, Resumed, Saved, State
+from tui3090.records import Available, Changed, Evaluated, Event, Reading, Resumed, Saved, State
 from tui3090.runlog import RecordReader
 from tui3090.settings import CORES, TECHNIQUES, Settings
 
@@ -102,6 +102,14 @@ class TestHeader:
         seen = running()
         seen.absorb([Changed(time=NOW, step=1413, technique="accumulate", old=1, new=2), step(1413, seconds=0.5)])
         assert header.seconds_left(seen) == (6000 - 1413) * 0.5
+
+    def test_the_evaluations_to_come_are_counted_in_the_time_left(self) -> None:
+        evaluated = Evaluated(time=NOW, step=100, loss=1.0, seconds=30.0)
+        windows = [step(number, planned_steps=300, epoch=number / 100) for number in (110, 120, 150)]
+        seen = view(started(epochs=3), TRAINING, evaluated, *windows, name="x")
+        assert header.seconds_left(seen) == 150 * 1.0 + 2 * 30.0  # at the ends of the second and third epoch
+        last = view(started(epochs=3), TRAINING, evaluated, step(300, planned_steps=300, epoch=3.0), name="x")
+        assert header.seconds_left(last) == 0
 
     def test_while_paused_the_end_is_not_promised(self) -> None:
         seen = running()

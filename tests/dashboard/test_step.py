@@ -135,6 +135,8 @@ def test_gaps_between_kernels_are_told_by_a_profiled_step() -> None:
     rows = panel.rows(view(started(), step(1), profiled), 110, 4, NOW)
     assert texts(rows)[2].endswith("20 % hidden   launch gaps 40 % (profile)")
     assert role_of(rows, "launch gaps") == "warn"
+    old = panel.rows(view(started(), step(1), replace(profiled, time=NOW - 200)), 110, 4, NOW)
+    assert role_of(old, "launch gaps") == "dim"
     none = panel.rows(view(started(), step(1), replace(profiled, busy_share=0.99)), 110, 4, NOW)
     assert "gaps" not in texts(none)[2]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 
 from tests.dashboard.views import HOSTILE, NOW, SIZES, any_view, assert_fits, role_of, started, step, texts, view
-from tui3090.dashboard.panels import tensor_cores
+from tui3090.dashboard.panels import techniques, tensor_cores
 from tui3090.dashboard.view import View
 from tui3090.records import Changed, Profiled, Reading, State
 
@@ -32,7 +33,10 @@ def test_the_whole_panel() -> None:
 
 
 def test_recomputation_is_in_hfu_and_not_in_mfu() -> None:
-    seen = view(started(), step(flops=30e12, hardware_flops=40e12, peak_flops_s=71e12))
+    counted = step(flops=30e12, hardware_flops=40e12, peak_flops_s=71e12)
+    seen = view(started(settings="checkpointing=1"), counted)
+    plain = texts(tensor_cores.rows(view(started(), counted), 56, 5, NOW))[1]
+    assert plain == "with attention recomputed 40.0 TFLOPS = 56.3 % (HFU)"  # a fused kernel does, unasked
     assert texts(tensor_cores.rows(seen, 56, 5, NOW))[:2] == [
         "30.0 TFLOPS = 42.3 % of the card's 71 (MFU)",
         "with recomputation 40.0 TFLOPS = 56.3 % (HFU)",
@@ -57,9 +61,42 @@ def test_on_a_cpu() -> None:
     assert texts(tensor_cores.rows(seen, 56, 5, NOW)) == [
         "40.0 GFLOPS   MFU n/a: a CPU's peak is not known",
         "kernels n/a: needs an NVIDIA card",
-        "counters n/a: this machine gives none",
+        "counters n/a: needs an NVIDIA card",
         "matmuls in fp32 on a CPU: no Tensor Cores",
     ]
+
+
+def test_why_there_are_no_counters_is_said() -> None:
+    gone = Reading(time=NOW, card_missing="NVML: driver/library version mismatch.")
+    rows = texts(tensor_cores.rows(view(started(), step(), gone), 56, 5, NOW))
+    assert "counters n/a: NVML: driver/library version mismatch." in rows
+    assert "counters n/a: this machine gives none" in texts(
+        tensor_cores.rows(view(started(), step(), Reading(time=NOW)), 56, 5, NOW)
+    )
+
+
+def test_flops_that_can_not_be_counted_are_not_promised() -> None:
+    rows = texts(tensor_cores.rows(view(started(), step()), 56, 5, NOW))
+    assert rows[0] == "TFLOPS n/a: not counted for this batch shape"
+    assert texts(tensor_cores.rows(view(started()), 56, 5, NOW))[0] == "TFLOPS n/a: not counted yet"
+    empty = view(started(), step(skipped="no labels", micro_batches=0))
+    assert texts(tensor_cores.rows(empty, 56, 5, NOW))[0] == "TFLOPS n/a: not counted yet"
+
+
+@pytest.mark.parametrize(
+    ("weights", "amp", "precision", "words"),
+    [
+        ("float32", "off", "fp32", "matmuls in fp32: the Tensor Cores don't take them"),
+        ("float32", "off", "tf32", "matmuls in tf32: the Tensor Cores can take them"),
+        ("float32", "bf16", "bf16", "bf16 matmuls, fp32 weights: Tensor Cores can take them"),
+        ("bfloat16", "off", "bf16", "bf16 matmuls, bf16 weights: Tensor Cores can take them"),
+    ],
+)
+def test_autocast_and_weights_in_16_bits_are_told_apart(weights: str, amp: str, precision: str, words: str) -> None:
+    seen = view(started(weights_dtype=weights, settings=f"amp={amp}"), step(precision=precision))
+    assert words in texts(tensor_cores.rows(seen, 56, 5, NOW))
+    amp_row = next(row for row in texts(techniques.rows(seen, 56, 12, NOW)) if "AMP" in row)
+    assert amp_row.endswith("bf16 weights") is (weights == "bfloat16")
 
 
 def test_counters_have_source_and_age_and_the_units_beside_them() -> None:

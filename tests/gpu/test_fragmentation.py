@@ -47,7 +47,9 @@ def unused_share(train: Train, multiple: int) -> float:
     data = [torch.zeros(length, dtype=torch.int64) for length in lengths]
     ran = train(Recipe(model=Tokens(), train_data=data, loss=loss, batch_size=1, shuffle=False), device="cuda:0")
     assert ran.status == 0, ran.records[-1]
-    return 1 - torch.cuda.max_memory_allocated() / torch.cuda.max_memory_reserved()
+    assert ran.trainer.allocator is not None
+    figures = ran.trainer.allocator.read()
+    return 1 - figures["peak_allocated"] / figures["peak_reserved"]
 
 
 def test_padding_to_a_multiple_lowers_fragmentation(train: Train) -> None:

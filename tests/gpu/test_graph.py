@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.conftest import Train
+from tests.conftest import ScriptedCommands, Train
 from tests.reference import Blocks, loss_of, samples
 from tui3090.meters.allocator import Allocator
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Event, Refused, StepRecord
+from tui3090.records import Change, Command, Evaluate, Event, Pause, Refused, State, StepRecord
 from tui3090.settings import Settings
 from tui3090.techniques.graph import Replay
 
@@ -97,13 +97,17 @@ def test_a_host_read_in_the_loss_falls_back_and_says_why(train: Train) -> None:
 
 def test_learning_rate_accumulation_and_pausing_need_no_new_capture(train: Train) -> None:
     captured: list[int] = []
-    script = {
+    script: dict[int, list[Command]] = {
         4: [Change("lr", 0.5)],
         6: [Change("accumulate", 2)],
-        8: [Change("accumulate", 4)],
-        10: [Change("lr", 2.0)],
+        8: [Pause(True)],
+        9: [Pause(False), Change("accumulate", 4)],  # the pause is asked for news once
+        11: [Change("lr", 2.0)],
     }
-    ran = train(recipe(200), script, REPLAY, device="cuda:0")
+    commands = ScriptedCommands(script)
+    commands.arrived.set()
+    ran = train(recipe(200), commands=commands, settings=REPLAY, device="cuda:0")
+    assert [state.state for state in ran.of(State)][1:3] == ["paused", "training"]
     replay = ran.trainer.replay
     captured.append(len(replay._captures))
     assert captured == [1]
@@ -155,6 +159,43 @@ def test_captures_beside_a_pinning_loader_and_a_busy_poller(train: Train, monkey
     assert not ran.of(Refused)
     assert sum(replayed(ran)) > 100
     assert captures >= 200
+
+
+def test_whoever_frees_cublas_workspaces_frees_none_of_a_graph_s(train: Train, deterministic: None) -> None:
+    """As Lightning does when it starts, and torch.compile's own graphs."""
+
+    def run(settings: Settings) -> Any:
+        torch.manual_seed(3)
+        wide = {"model": Blocks(width=1024, dropout=0.0), "train_data": samples(400, width=1024), "batch_size": 16}
+
+        def freed(model: nn.Module, batches: Any) -> dict[str, float]:
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
+            torch.full((256 << 20,), float("nan"), device="cuda:0")  # where they were
+            return {"freed": 1.0}
+
+        made = recipe(**{**wide, "eval_data": samples(16, width=1024), "metrics": freed, "epochs": 1})
+        return train(made, {number: [Evaluate()] for number in (8, 12, 16)}, settings, device="cuda:0")
+
+    eager, ran = run(Settings()), run(REPLAY)
+    assert ran.status == 0, ran.records[-1]
+    assert sum(replayed(ran)) >= 20
+    assert ran.losses == eager.losses
+
+
+def test_one_micro_batch_and_several_in_turns_equal_eager(train: Train, deterministic: None) -> None:
+    """A window of one has graphs of its own, with gradients that no other graph sees; all are captured at once."""
+    script = {number: [Change("accumulate", 2 if number % 6 else 1)] for number in range(3, 40, 3)}
+    for amp in ("off", "bf16", "fp16"):
+        eager = train(recipe(300), script, Settings(amp=amp), device="cuda:0")
+        ran = train(recipe(300), script, REPLAY.having("amp", amp), device="cuda:0")
+        assert ran.losses == eager.losses
+        assert replayed(ran)[1:-1].count(False) == 0
+        (capture,) = ran.trainer.replay._captures.values()
+        assert capture.alone is not None
+        assert ran.trainer.replay._update is not None
+        for name, value in ran.weights.items():
+            assert torch.equal(value, eager.weights[name]), name
 
 
 class Sizes:

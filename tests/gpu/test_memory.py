@@ -46,6 +46,20 @@ def test_measuring_in_a_run(train: Train, amp: str) -> None:
     assert len(ran.of(StepRecord)) == len(train(recipe(), settings=Settings(amp=amp), device="cuda:0").of(StepRecord))
 
 
+def test_the_peak_of_replayed_windows_is_told_without_the_capture(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What graphs keep, and what tensors hold beside them: what is needed to go on, not what the start needed."""
+    monkeypatch.setattr("tui3090.gains.SETTLING_S", 0.0)
+    monkeypatch.setattr(Allocator, "interrupted", lambda allocator: None)  # so that it still stands after the end
+    ran = train(recipe(count=800, batch_size=40, epochs=2), {10: [Change("graph", True)]}, device="cuda:0")
+    assert sum(record.replayed for record in ran.of(StepRecord)) > 20
+    assert ran.trainer.allocator is not None
+    figures = ran.trainer.allocator.read()
+    assert figures["graph_pools"] > 0
+    assert figures["allocated"] <= figures["peak_steady"] - figures["graph_pools"] <= figures["peak_allocated"]
+
+
 def test_graph_pools_are_what_is_reserved_and_no_tensor_s(train: Train) -> None:
     script = {4: [Change("accumulate", 2)]}
     ran = train(recipe(count=200, batch_size=40, epochs=2), script, Settings(graph=True), device="cuda:0")

@@ -11,7 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.conftest import Train
 from tests.gpu.test_graph import recipe
+from tests.gpu.test_offload import recipe as large
 from tui3090.link import Commands
+from tui3090.recipe import Recipe
 from tui3090.records import Command, Phases
 from tui3090.settings import Settings
 
@@ -53,6 +55,7 @@ class Traced(Commands):
         Settings(accumulate=2),
         Settings(prefetch=2),
         Settings(workers=1),
+        Settings(compile=True, lr=0.5),
         Settings(graph=True),
         Settings(graph=True, amp="fp16", accumulate=2, prefetch=2),
     ],
@@ -61,10 +64,20 @@ class Traced(Commands):
 def test_one_wait_a_window(train: Train, monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     monkeypatch.setattr("tui3090.meters.phases.EVERY_S", 0.0)  # marks in every window
     monkeypatch.setattr("tui3090.meters.phases.SHARE", 1.0)
+    traced(train, recipe(4 * settings.accumulate * (FIRST + WINDOWS + 8), epochs=1), settings)
+
+
+def test_one_wait_a_window_while_activations_travel(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui3090.meters.phases.EVERY_S", 0.0)
+    monkeypatch.setattr("tui3090.meters.phases.SHARE", 1.0)
+    traced(train, large(), Settings(offload=True), steps=FIRST + WINDOWS + 8)
+
+
+def traced(train: Train, given: Recipe, settings: Settings, **plan: Any) -> None:
+    """Train, and count what waited."""
     commands = Traced()
-    count = 4 * settings.accumulate * (FIRST + WINDOWS + 8)
     try:
-        ran = train(recipe(count, epochs=1), settings=settings, device="cuda:0", commands=commands)
+        ran = train(given, settings=settings, device="cuda:0", commands=commands, **plan)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert ran.status == 0, ran.records[-1]

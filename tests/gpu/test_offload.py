@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -79,7 +80,8 @@ def peaks(train: Train, settings: Settings) -> tuple[list[int], Ran]:
 
 
 @pytest.mark.parametrize("settings", [Settings(), Settings(amp="bf16")])
-def test_memory_is_saved_while_it_is_on(train: Train, settings: Settings) -> None:
+def test_memory_is_saved_while_it_is_on(train: Train, monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    monkeypatch.setattr("tui3090.gains.SETTLING_S", math.inf)  # the run itself begins no peak anew but at the changes
     gc.collect()
     torch.cuda.empty_cache()
     torch._C._cuda_clearCublasWorkspaces()

@@ -72,7 +72,8 @@ def test_resume_needs_no_more_memory_than_the_run_had(train: Train, tmp_path: Pa
         torch.cuda.reset_peak_memory_stats()
         ran = train(recipe(width=2048), device="cuda:0", folder=tmp_path, **plan)
         assert ran.status == 0, ran.records[-1]
-        return torch.cuda.max_memory_allocated(), ran.of(Saved)
+        assert ran.trainer.allocator is not None
+        return ran.trainer.allocator.read()["peak_allocated"], ran.of(Saved)
 
     run, saved = peak(script={AT: [Stop()]})
     print("\nsaves", [(r.bytes >> 20, r.seconds, r.waited_s) for r in saved])

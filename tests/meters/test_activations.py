@@ -41,6 +41,17 @@ def test_parameters_do_not_count_and_a_frozen_layer_keeps_nothing() -> None:
     assert layers == {"1": 8 * 1000 * 4, "the loss": 8 * 4 * 4}
 
 
+def test_the_ten_layers_that_keep_most_are_told_and_all_count() -> None:
+    model = nn.Sequential(*(nn.Linear(width, width + 100) for width in range(100, 1300, 100)))
+    total, layers = measured(model, torch.randn(8, 100))
+    # each keeps its input, the widest the last; the loss keeps the widest of all
+    assert list(layers.items()) == [
+        ("the loss", 8 * 1300 * 4),
+        *((str(number), 8 * 100 * (number + 1) * 4) for number in range(11, 2, -1)),
+    ]
+    assert total == 8 * 4 * 100 * sum(range(1, 14))
+
+
 def test_equal_layers_of_blocks_are_one_entry() -> None:
     total, layers = measured(Blocks(width=16, depth=4, dropout=0.0), torch.randn(5, 16))
     kept = 5 * 16 * 4

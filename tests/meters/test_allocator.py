@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.dashboard.views import step
 from tui3090.meters.allocator import Allocator, Held, held_by
 
 
@@ -95,3 +96,41 @@ class TestAllocator:
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
         Allocator(1).reset_peak()
         assert reset == [1]
+
+    def test_the_peak_of_steady_windows_leaves_warm_up_and_capture_out(self, monkeypatch):
+        """Bytes are thousandths; `held` is what the card's counters say now."""
+        held = {"peak": 0, "pools": 0}
+
+        def stats(device):
+            of = {"current": 1, "peak": held["peak"]}
+            return {"allocated_bytes": {"all": of}, "reserved_bytes": {"all": of}, "num_alloc_retries": 0}
+
+        def window(peak, pools=0, **changes):
+            held.update(peak=max(peak, held["peak"]), pools=pools)
+            allocator.window(step(seconds=2.0, **changes))
+            return allocator.read()
+
+        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", stats)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: held.update(peak=1))
+        allocator = Allocator(0, lambda: held["pools"])
+        for peak in (900, 700, 500):  # settling
+            assert "peak_steady" not in window(peak)
+        assert "peak_steady" not in window(950, compiled=True)
+        window(400)  # this one ends the settling
+        figures = window(400)
+        assert (figures["peak_allocated"], figures["peak_reserved"], figures["peak_steady"]) == (950, 950, 400)
+        held.update(peak=1000, pools=300)  # a capture, before its window is over
+        assert "peak_steady" not in allocator.read()
+        window(10, pools=300)
+        figures = window(50, pools=300)
+        assert (figures["peak_allocated"], figures["peak_steady"]) == (1000, 350)
+        allocator.interrupted()  # an evaluation takes more than any window
+        held.update(peak=1200)
+        assert "peak_steady" not in allocator.read()
+        window(50, pools=300)
+        figures = window(55, pools=300)
+        assert (figures["peak_allocated"], figures["peak_steady"]) == (1200, 355)
+        allocator.reset_peak()
+        figures = window(60, pools=300)
+        assert figures["peak_allocated"] == 60
+        assert "peak_steady" not in figures

@@ -221,10 +221,31 @@ def test_lines_fit_and_hostile_names_are_harmless() -> None:
     assert sum(line.startswith(" " * 14 + "→ ") for line in printed) == 1
 
 
-def test_the_command(machine: FakeNvml, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("count", [1, 8])
+def test_one_screen_says_it_all(
+    machine: FakeNvml, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
+    """Of 80 x 24, with a line left for the prompt: a card on which much is missing, or eight of a kind."""
     fake_torch(monkeypatch)
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
+    if count == 1:
+        machine.cards[0].processes = [(1001, 8 * GIB)]
+        monkeypatch.setattr(doctor, "_version", lambda name: "2.11.0" if name == "torch" else "")
+    else:
+        machine.cards = [FakeCard(f"GPU-{number}", "NVIDIA H200", gpm={}) for number in range(count)]
+        monkeypatch.setattr(doctor, "_version", lambda name: "1.0.0")
     assert cli.main(["doctor"]) == 0
-    out = capsys.readouterr().out
-    assert "cuda:0        NVIDIA GeForce RTX 3090" in out
-    assert len(out.splitlines()) <= 24
+    out = capsys.readouterr().out.splitlines()
+    assert max(map(len, out)) <= 80
+    assert len(out) <= 23
+    for number in range(count):
+        assert any(line.startswith(f"cuda:{number}        NVIDIA") for line in out)
+    assert sum("Tensor Cores by" in line for line in out) == 1
+
+
+def test_cards_of_several_kinds_are_told_apart(machine: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_torch(monkeypatch)
+    machine.cards = [FakeCard("GPU-a"), FakeCard("GPU-b", "Tesla T4", capability=(7, 5)), FakeCard("GPU-c")]
+    told = [finding for finding in findings() if finding.name == "  precision"]
+    assert [finding.text.split(": ")[0] for finding in told] == ["NVIDIA GeForce RTX 3090", "Tesla T4"]
+    assert told[1].cost == "no bf16, no TF32: use --amp fp16"

@@ -166,6 +166,25 @@ def test_adapters_are_fp32_on_a_bf16_base(train: Train, make: Make) -> None:
     assert ran.trainer.job.started.weights_dtype == "float32"
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_optimizer_with_8_bits(train: Train, make: Make, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    bnb = pytest.importorskip("bitsandbytes").optim
+    monkeypatch.setattr(bnb.GlobalOptimManager, "_instance", None)  # it knows weights by address
+    made = make(name, optimizer="adamw8bit", batch_size=4, lr=1e-3)
+    usual = make(name).optimizer(made.model)
+    ran = train(made, steps=3)
+    assert ran.status == 0, ran.records[-1]
+    optimizer = ran.trainer.job.step.optimizer
+    assert type(optimizer) is bnb.AdamW8bit
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [g["weight_decay"] for g in usual.param_groups]
+    assert [len(g["params"]) for g in optimizer.param_groups] == [len(g["params"]) for g in usual.param_groups]
+    embeddings = {id(m.weight) for m in ran.trainer.job.step.model.modules() if isinstance(m, nn.Embedding)}
+    for parameter, state in optimizer.state.items():
+        eight = parameter.numel() >= 4096 and id(parameter) not in embeddings
+        assert state["state1"].dtype == (torch.uint8 if eight else torch.float32)
+    assert any(state["state1"].dtype == torch.uint8 for state in optimizer.state.values()) == (name != "lora")
+
+
 @pytest.mark.parametrize("stopped_at", [0, 2])
 def test_a_stopped_run_leaves_what_it_has_learned(train: Train, make: Make, tmp_path: Path, stopped_at: int) -> None:
     ran = train(make("bert", batch_size=4), {stopped_at: [Stop()]}, folder=tmp_path)

@@ -9,6 +9,9 @@ from rich.cells import chop_cells
 from tui3090.dashboard.text import Row, clean, clock, duration, fit_row, number, row_width, width
 from tui3090.dashboard.view import View
 
+PROFILE_OLD_S = 180.0
+"""Age from which on a profiled step is no longer shown as current; by itself one comes every minute or so."""
+SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 STALE_S = 5.0
 """Age from which on a figure is no longer shown as current."""
 
@@ -35,7 +38,7 @@ def steps_note(view: View, now: float) -> str:
     """What a panel's means are over, and when the last step ended where that is long ago."""
     if not view.recent:
         return "no step since the change" if view.step else "before the first step"
-    steps = sum(step.steps for step in view.recent)
+    steps = view.recent.total("steps")
     mean = f"mean of {number(steps)} {'step' if steps == 1 else 'steps'}"
     last = view.recent[-1].time
     return f"{mean}, the last {duration(now - last)} ago" if steps_stale(view, now) else mean

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tui3090.dashboard import told
 from tui3090.gains import Gains
+from tui3090.recent import Recent
 from tui3090.records import (
     OVER,
     Activations,
@@ -194,7 +195,7 @@ class View:
     first_step_time: float | None = None
     step: StepRecord | None = None
     """The newest."""
-    recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=600))
+    recent: Recent = field(default_factory=lambda: Recent(600))
     """The steps since the last change, at most these."""
     phases: deque[Phases] = field(default_factory=lambda: deque(maxlen=32))
     """Where the time of sampled steps went, since the last change; the newest of them."""
@@ -269,14 +270,14 @@ class View:
 
     def seconds_per_step(self) -> float | None:
         """The mean over the steps since the last change; None before there is one."""
-        steps = sum([step.steps for step in self.recent])
-        return self._recent_seconds() / steps if steps else None
+        steps = self.recent.total("steps")
+        return self.recent.total("seconds") / steps if steps else None
 
     def throughput(self) -> tuple[float | None, str]:
         """Tokens or samples per second over the steps since the last change, and the unit: `tok/s` or `samples/s`."""
         tokens = self.started is not None and self.started.unit == "tokens"
-        seconds = self._recent_seconds()
-        done = sum([(step.tokens if tokens else step.samples) * step.steps for step in self.recent])
+        seconds = self.recent.total("seconds")
+        done = self.recent.total("tokens" if tokens else "samples")
         return (done / seconds if seconds > 0 else None), "tok/s" if tokens else "samples/s"
 
     def advice(self) -> list[Advice]:
@@ -295,9 +296,6 @@ class View:
     def advisable(self) -> bool:
         """Whether there are figures enough to draw advice from."""
         return self._facts is not None and self._facts.steady
-
-    def _recent_seconds(self) -> float:
-        return sum([step.seconds * step.steps for step in self.recent])
 
     def absorb(self, records: Iterable[Record]) -> bool:
         """Take new records, oldest first. Returns whether there were any."""

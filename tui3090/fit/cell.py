@@ -231,11 +231,10 @@ def measure(wanted: dict[str, Any]) -> dict[str, Any]:
     if len(windows.seconds) < LEAST:
         why = windows.note or f"of {WINDOWS} batches too few were replayed: their shapes differ"
         return {"status": "failed", "sentence": why if column.settings.graph else "too few full batches in the data"}
-    device = trainer.job.machine.device
     memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-    if device.type == "cuda":
-        memory["peak_allocated"] = torch.cuda.max_memory_allocated(device)
-        memory["peak_reserved"] = torch.cuda.max_memory_reserved(device)
+    if trainer.allocator is not None:  # torch's own peaks begin anew once windows are steady
+        figures = trainer.allocator.read()
+        memory |= {name: figures[name] for name in ("peak_allocated", "peak_reserved")}
     return {
         "status": "ok",
         "step_s": statistics.median(windows.seconds),

@@ -52,6 +52,7 @@ def recipe(
     batch_size: int = 16,  # texts in a micro-batch
     lr: float = 5e-5,  # peak learning rate
     weight_decay: float = 0.01,  # of all weights but biases and norms
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw",  # adamw8bit: moments in 8 bits, by bitsandbytes
     epochs: int = 3,  # times through the data
 ) -> Recipe:
     """Fine-tune an encoder with a new classification layer on texts and their labels."""
@@ -102,7 +103,7 @@ def recipe(
         train_data=train_data,
         eval_data=eval_loader,
         metrics=Scores(len(names)),
-        optimizer=lambda model: pretrained.adamw(model, lr, weight_decay),
+        optimizer=lambda model: pretrained.adamw(model, lr, weight_decay, optimizer),
         epochs=epochs,
         export=lambda folder: pretrained.save(net, tokenizer, folder),
         notes=[*notes, *textdata.cut_short(learned.lengths.tolist(), max_length)],

@@ -33,6 +33,7 @@ def recipe(
     batch_size: int = 8,  # sequences in a micro-batch
     lr: float = 5e-5,  # peak learning rate
     weight_decay: float = 0.01,  # of all weights but biases and norms
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw",  # adamw8bit: moments in 8 bits, by bitsandbytes
     epochs: int = 3,  # times through the data
 ) -> Recipe:
     """Fine-tune a causal language model on texts."""
@@ -91,7 +92,7 @@ def recipe(
         eval_data=eval_loader,
         loss=loss,
         metrics=figures,
-        optimizer=lambda model: pretrained.adamw(model, lr, weight_decay),
+        optimizer=lambda model: pretrained.adamw(model, lr, weight_decay, optimizer),
         epochs=epochs,
         export=lambda folder: pretrained.save(net, tokenizer, folder),
         notes=notes if pack else [*notes, *textdata.cut_short(learned.lengths.tolist(), max_length)],

@@ -48,6 +48,7 @@ def recipe(
     batch_size: int = 4,  # chats (or packed rows) in a micro-batch
     lr: float = 2e-4,  # peak learning rate
     weight_decay: float = 0.0,  # of the adapters
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw",  # adamw8bit: moments in 8 bits, by bitsandbytes
     epochs: int = 1,  # times through the data
 ) -> Recipe:
     """Tune adapters in every linear layer of a causal language model on chats."""
@@ -100,7 +101,7 @@ def recipe(
         eval_data=eval_loader,
         loss=loss,
         metrics=figures,
-        optimizer=lambda model: pretrained.adamw(model, lr, weight_decay),
+        optimizer=lambda model: pretrained.adamw(model, lr, weight_decay, optimizer),
         epochs=epochs,
         export=lambda folder: pretrained.save(net, tokenizer, folder),
         notes=[*notes, *textdata.cut_short([len(one.ids) for one in train], max_length)],

@@ -2,18 +2,17 @@
 
 `Replay` wraps `Step`: two captures for a key, *first* (zeroes the gradients, then accumulates) and *next*
 (accumulates), over one set of gradients, and the update apart, so that accumulation, learning rate and pausing need
-no new capture.
+no new capture. A window of one micro-batch has two of its own, *alone*: backward makes the gradients instead of adding
+them to zeros, and an update reads them where they are, which saves reading and writing all gradients once more.
 A key is captured when it is seen for the second time: the first time runs eagerly, which makes the optimizer's state,
 warms the libraries up, keeps a second real batch to check the capture with, and never captures a shape that comes once.
 """
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +20,8 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from tui3090 import garbage
-from tui3090.sampling import host_states, restore_host
 from tui3090.settings import Settings
+from tui3090.techniques.capture import cleared_up, copied, fill, own_workspaces, reason_of, restored, room
 from tui3090.techniques.masks import MaskAnswers
 
 if TYPE_CHECKING:
@@ -54,6 +53,16 @@ class NotFinite(Exception):
 
 
 @dataclass(slots=True)
+class _Alone:
+    """The graphs of a window that consists of one micro-batch of a key."""
+
+    forward_backward: torch.cuda.CUDAGraph
+    update: torch.cuda.CUDAGraph
+    constants: Key
+    """What the update was captured with."""
+
+
+@dataclass(slots=True)
 class _Capture:
     """The graphs of one key."""
 
@@ -61,6 +70,8 @@ class _Capture:
     """The batch whose memory the graphs read."""
     first: torch.cuda.CUDAGraph
     next: torch.cuda.CUDAGraph
+    alone: _Alone | None = None
+    """None: the optimizer's step can't be captured, or there was no room."""
 
 
 class Replay:
@@ -81,6 +92,10 @@ class Replay:
         self._update_key: Key = ()
         self._update_captures = 0
         self._eager_updates, self._outside_told = 0, False
+        self._one_micro_batch = False
+        """Whether the window consists of one."""
+        self._alone: _Alone | None = None
+        """Which graphs made the window's gradients; None: they are added up where the other graphs know them."""
         self.pool_bytes = 0
         """What the graphs keep for their activations and no tensor holds: reserved by the allocator, not allocated."""
         self.given_up = ""
@@ -97,6 +112,7 @@ class Replay:
         self._captures.clear()
         self._seen.clear()
         self._update, self._update_key, self._update_captures = None, (), 0
+        self._alone = None
         self._pool, self.pool_bytes = None, 0
         self.step.keep_gradients = False
         if had:
@@ -108,7 +124,7 @@ class Replay:
         """Before an eager pass: release the graphs if what they hold may be missed."""
         if not self.live:
             return
-        if _room(self.step.device) < self.pool_bytes:
+        if room(self.step.device) < self.pool_bytes:
             self.release()
             self._say("graphs released to make room for an eager pass; they are captured again after it")
 
@@ -116,6 +132,7 @@ class Replay:
 
     def prepare(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Capture the keys of this window that were seen in an earlier one."""
+        self._one_micro_batch, self._alone = len(micro_batches) == 1, None
         for micro in micro_batches:
             key = self._key(micro)
             if key in self._captures or key in self._refused or self.given_up:
@@ -136,14 +153,22 @@ class Replay:
             return
         self.step.mark("copy")
         self.step.set_share(share)
-        _fill(capture.static, micro.batch if micro.ready is None else self.step.place(micro))
+        fill(capture.static, micro.batch if micro.ready is None else self.step.place(micro))
         self.step.mark("graph")
-        (capture.first if first else capture.next).replay()
+        if self._one_micro_batch and capture.alone is not None and capture.alone.constants == self._constants():
+            self._alone = capture.alone
+            self._alone.forward_backward.replay()
+        else:
+            (capture.first if first else capture.next).replay()
         self.step.mark("other")
 
     def update(self) -> None:
         """As `Step.update`."""
         self.step.set_lr()
+        if self._alone is not None:
+            self._alone.update.replay()
+            self._alone, self._eager_updates = None, 0
+            return
         key = self._key_of_update()
         if key and key == self._update_key:
             if self._update is None:
@@ -208,18 +233,22 @@ class Replay:
         return (*kernels, self.step.model.training, shapes)
 
     def _key_of_update(self) -> Key:
-        """Empty: the update can't be captured, for its optimizer decides on the host or runs hooks of the recipe's."""
+        """Empty: the update can't be captured."""
+        constants = self._constants()
+        return constants and (constants, tuple(gradient.data_ptr() for gradient in self.step.gradients()))
+
+    def _constants(self) -> Key:
+        """What an update bakes in; empty: it can't be captured: it decides on the host or runs the recipe's hooks."""
         optimizer: Any = self.step.optimizer
         if not self.step.waits_for_nothing or self._hooked() or self.given_up or self._update_captures >= ATTEMPTS:
             return ()
         if not self.step.keep_gradients:
             return ()  # nothing is replayed, so the gradients have no fixed address
-        with_gradient = tuple(gradient.data_ptr() for gradient in self.step.gradients())
-        constants = tuple(
+        groups = tuple(
             tuple((name, value) for name, value in group.items() if name not in ("lr", "params", "initial_lr"))
             for group in optimizer.param_groups
         )
-        return (self.step.scales, with_gradient, constants)
+        return (self.step.scales, groups)
 
     # capturing
 
@@ -230,7 +259,7 @@ class Replay:
             return
         except Exception as error:
             self._refused.add(key)
-            reason = _reason(error)
+            reason = reason_of(error)
         else:
             return
         # out of the except block: its traceback held the failed capture's tensors
@@ -240,13 +269,13 @@ class Replay:
             self.given_up = f"Graph replay is given up for this model: {reason}"
 
     def _capture(self, micro: MicroBatch, earlier: MicroBatch) -> _Capture:
-        """Both graphs of a key, checked: replay must give the loss and gradient norm that eager gave on two batches."""
+        """The graphs of a key, checked: replay must give the loss and gradient norm that eager gave on two batches."""
         step, device = self.step, self.step.device
         batches = [step.place(micro), step.place(earlier)]
-        static = _copy(batches[0])
+        static = copied(batches[0])
         step.set_share(1.0)
         masks = MaskAnswers(batches[0])
-        with _restored(step.model, device) as rewind:
+        with restored(step.model, device) as rewind:
             expected = [self._eager(batch, rewind, masks) for batch in batches]
             if not torch.stack(expected).isfinite().all():
                 raise NotFinite
@@ -255,14 +284,38 @@ class Replay:
                 first = self._record(lambda: step.forward_backward(static, first=True))
             with masks.given():
                 following = self._record(lambda: step.forward_backward(static, first=False))
-            capture = _Capture(static, first, following)
-            for batch, wanted in zip(batches, expected):
-                rewind()
-                _fill(static, batch)
-                capture.first.replay()
-                self._compare(wanted)
+
+            def check(graph: torch.cuda.CUDAGraph) -> None:
+                for batch, wanted in zip(batches, expected):
+                    rewind()
+                    fill(static, batch)
+                    graph.replay()
+                    self._compare(wanted)
+
+            check(first)
+            with masks.given():
+                alone = self._record_alone(static, check) if self._constants() else None
+        if alone is not None and self._update is None:
+            self._update_key, self._update = self._key_of_update(), self._capture_update()
         self._measure_pool()
-        return capture
+        return _Capture(static, first, following, alone)
+
+    def _record_alone(self, static: Any, check: Callable[[torch.cuda.CUDAGraph], None]) -> _Alone | None:
+        """None: there is no room."""
+        step = self.step
+        gradients = [parameter.grad for parameter in step.parameters]
+        try:
+            step.keep_gradients = False  # backward makes them, in the graphs' memory
+            forward_backward = self._record(lambda: step.forward_backward(static, first=True))
+            check(forward_backward)
+            step.keep_gradients = True
+            return _Alone(forward_backward, self._record(step.apply), self._constants())
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            step.keep_gradients = True
+            for parameter, gradient in zip(step.parameters, gradients):
+                parameter.grad = gradient
 
     def _measure_pool(self) -> None:
         """By the allocator's list of segments, which is too long to be read often."""
@@ -292,13 +345,15 @@ class Replay:
             )
 
     def _record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        # The graphs share one pool: nothing that one leaves there is read later, all outputs have memory of their own.
+        # The graphs share one pool: nothing that one leaves there is read later, for all outputs have memory of their
+        # own, but the gradients of a micro-batch alone, which its update reads before anything else is replayed.
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(self.step.device)
         with (
             self._quiet(),
-            _cleared_up(self.step.device, self._pool),
+            cleared_up(self.step.device, self._pool),
+            own_workspaces(),
             torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
         ):
             run()
@@ -309,83 +364,7 @@ class Replay:
             update = self._record(self.step.apply)
         except Exception as error:
             self._update_captures, self._outside_told = ATTEMPTS, True
-            self._say(f"the optimizer's step runs outside the graph: {_reason(error)}")
+            self._say(f"the optimizer's step runs outside the graph: {reason_of(error)}")
             return None
         self._measure_pool()
         return update
-
-
-def _room(device: torch.device) -> float:
-    """Bytes that the allocator may still take: what the card has free, or what a cap on the allocator leaves."""
-    free, total = torch.cuda.mem_get_info(device)
-    cap = total * torch.cuda.get_per_process_memory_fraction(device)
-    return min(free, cap - torch.cuda.memory_reserved(device))
-
-
-@contextmanager
-def _cleared_up(device: torch.device, pool: Any) -> Iterator[None]:
-    """Around a capture: a failed one leaves torch's random generator and allocator as if it were still going on."""
-    generator = torch.cuda.default_generators[device.index]
-    before = generator.clone_state()
-    try:
-        yield
-    except BaseException:
-        generator.graphsafe_set_state(before)
-        with suppress(AttributeError, RuntimeError):  # RuntimeError: it was ended properly
-            torch._C._cuda_endAllocateToPool(device.index, pool)
-            torch._C._cuda_releasePool(device.index, pool)  # the graph only does it after a capture that ended
-        raise
-
-
-def _reason(error: BaseException) -> str:
-    """What failed first, in a line, and where: the end of a capture raises an error of its own on top."""
-    while error.__context__ is not None:
-        error = error.__context__
-    frames = traceback.extract_tb(error.__traceback__)
-    place = next((f"{Path(f.filename).name}:{f.lineno}: " for f in reversed(frames) if "/torch/" not in f.filename), "")
-    text = str(error).strip().split("\n")[0]
-    return f"{place}{text[:200] or type(error).__name__}"
-
-
-def _fill(static: Any, batch: Any) -> None:
-    """Copy a batch into the memory that the graphs read."""
-    from tui3090.feed import leaves
-
-    for (_, target), (_, source) in zip(leaves(static), leaves(batch)):
-        if isinstance(target, Tensor):
-            target.copy_(source, non_blocking=True)
-
-
-def _copy(batch: Any) -> Any:
-    """A batch in memory of its own."""
-    if isinstance(batch, Tensor):
-        return batch.clone()
-    if isinstance(batch, dict):
-        return {key: _copy(value) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_copy(value) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(_copy(value) for value in batch)
-    return batch
-
-
-@contextmanager
-def _restored(model: torch.nn.Module, device: torch.device) -> Iterator[Callable[[], None]]:
-    """Whatever a check runs leaves no trace in random state and buffers. Gives a function that rewinds the card's.
-
-    Python's and the CPU's generators are put back only at the end: what a capture bakes in of them must differ from
-    what eager drew, or it would not be noticed.
-    """
-    card, host = torch.cuda.get_rng_state(device), host_states()
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-
-    def rewind() -> None:
-        torch.cuda.set_rng_state(card, device)
-        for buffer, before in buffers:
-            buffer.copy_(before)
-
-    try:
-        yield rewind
-    finally:
-        rewind()
-        restore_host(host)

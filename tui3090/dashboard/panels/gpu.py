@@ -17,10 +17,18 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def note(view: View, now: float) -> str:
-    """The source, and how old the reading is."""
+    """The source, by its UUID's end which card it is, how old the reading is, and why a figure is not there."""
     if view.reading is not None and view.reading.card_missing:
         return "no card"
-    return f"NVML, {reading_age(view, now)}"
+    uuid = clean(view.started.device_uuid.rpartition("-")[2][-6:]) if view.started is not None else ""
+    untold = f", {UNKNOWN}: not told" if view.reading is not None and _untold(view.reading) else ""
+    return f"NVML{f' …{uuid}' if uuid else ''}, {reading_age(view, now)}{untold}"
+
+
+def _untold(reading: Reading) -> bool:
+    """Whether NVML leaves a figure of the panel out: a card without a fan has no speed of it."""
+    told = (reading.util, reading.power_w, reading.clock_mhz, reading.temperature_c, reading.fan)
+    return None in (*told, reading.pcie_in_s, reading.pcie_out_s)
 
 
 def rows(view: View, width: int, height: int, now: float) -> list[Row]:
@@ -36,8 +44,6 @@ def rows(view: View, width: int, height: int, now: float) -> list[Row]:
         beside([_temperature(reading), _pcie(reading)], width),
         _history(view, width, now),
     ]
-    if any(UNKNOWN in text for row in found for text, _ in row):
-        found.append([(f"{UNKNOWN}: NVML does not tell it of this card", "dim")])
     if is_stale(view, now):
         warning: Row = [(f"no reading for {duration(now - reading.time)}; the last one was:", "warn")]
         return [*shown([warning], width, height), *shown(found, width, height - 1, stale=True)]
@@ -54,6 +60,8 @@ def line(view: View, width: int, now: float) -> Row:
     stale = is_stale(view, now)
     old: Row = [(reading_age(view, now), "warn")] if stale else []
     parts = [old, _busy(reading), _power(reading), [(_celsius(reading), "plain")], _clock(reading, brief=True)]
+    if any(UNKNOWN in text for part in parts for text, _ in part):
+        parts.append([(f"{UNKNOWN}: NVML does not tell", "dim")])
     return shown([beside(parts, width, gap=2)], width, 1, stale)[0]
 
 

@@ -127,12 +127,23 @@ def bar(share: float, cells: int) -> Row:
 
 
 def seconds_left(view: View) -> float | None:
-    """By the pace since the last change; pauses don't count. None: not known yet."""
+    """By the pace since the last change, evaluations counted as the last one; pauses don't. None: not known yet."""
     step = view.step
     pace = view.seconds_per_step()
     if step is None or not step.planned_steps or pace is None:
         return None
-    return max(0, step.planned_steps - step.step) * pace
+    left = max(0, step.planned_steps - step.step)
+    evaluations = _evaluations_left(view, step, left) * view.evaluated[-1].seconds if view.evaluated and left else 0.0
+    return left * pace + evaluations
+
+
+def _evaluations_left(view: View, step: StepRecord, left: int) -> int:
+    """One at each epoch's end, and at the run's."""
+    first = view.recent[0]
+    ahead = (step.epoch - first.epoch) / (step.step - first.step) * left if step.step > first.step else 0.0
+    if not math.isfinite(step.epoch + ahead):
+        return 1
+    return max(1, math.ceil(step.epoch + ahead - 1e-3) - math.floor(step.epoch + 1e-3))
 
 
 def _end(view: View, now: float) -> Row:

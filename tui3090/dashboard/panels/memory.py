@@ -127,14 +127,18 @@ def _layers(view: View, width: int) -> list[Row]:
     if found is None:
         hint = "m measures with the next step what each layer keeps for backward"
         return [] if view.over else [[], [(hint, "dim")]]
-    of = f"kept for backward by one micro-batch, step {number(found.step)}: {gib(found.total)} GiB"
+    large = found.total >= 1 << 30
+    unit, size_of = ("GiB", gib) if large else ("MiB", lambda size: number(size / (1 << 20), 1))
+    of = f"kept for backward by one micro-batch, step {number(found.step)}: {size_of(found.total)} {unit}"
     table: list[Row] = [[], [(of, "bold")]]
     for entry in found.layers.splitlines():
         size, _, name = entry.partition(" ")
         held = int(size) if size.isdecimal() and len(size) < 20 else 0
         share = held / found.total if found.total > 0 else 0.0
         cells = round(min(share, 1.0) * max(min(width - 60, 40), 0))
-        table.append([(f"{gib(held):>8} {percent(share):>5}  ", "plain"), (f"{cut(clean(name), 40):<40} ", "plain")])
+        table.append(
+            [(f"{size_of(held):>8} {percent(share):>5}  ", "plain"), (f"{cut(clean(name), 40):<40} ", "plain")]
+        )
         table[-1].append(("a" * cells, "smooth"))
     return table
 
@@ -221,17 +225,21 @@ def _figures(view: View, reading: Reading, width: int) -> list[Row]:
         everybody = cut(clean(reading.card_missing), 120)
     else:
         everybody = "all of it + other processes"
-        everybody += f": {cut(clean(reading.holders), 60)}" if reading.holders else ""
+        if reading.holders:
+            everybody += f": {cut(clean(reading.holders), 60)}"
+        elif reading.others is None and reading.card_used is not None:  # in a container process numbers are others
+            everybody += f" ({UNKNOWN}: processes are hidden here)"
     since = f"peak since step {number(view.changes[-1].step)}" if view.changes else "peak since the start"
     held, fragmented = _held(reading), None
-    if held is not None and reading.reserved:
+    unknown = reading.graph_pools is None and view.step is not None and view.step.replayed  # they would count as unused
+    if held is not None and reading.reserved and not unknown:
         fragmented = max(1 - (held + (reading.graph_pools or 0)) / reading.reserved, 0.0)
     retries = reading.retries
     return [
         beside(
             [
                 [_name("allocated"), _size(reading.allocated), (f" now, {gib(reading.peak_allocated)} peak", "plain")],
-                [("what tensors hold", "dim")],
+                [("what tensors hold" if reading.allocated is not None else "torch has not used the card yet", "dim")],
                 [(since, "dim")],
             ],
             width,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from statistics import median
 
-from tui3090.dashboard.figures import beside, is_stale, shown, steps_note, steps_stale
+from tui3090.dashboard.figures import PROFILE_OLD_S, beside, is_stale, shown, steps_note, steps_stale
 from tui3090.dashboard.panels import breakdown
 from tui3090.dashboard.text import UNKNOWN, Row, duration, gib, number, percent, rounded, spread
 from tui3090.dashboard.view import View
@@ -26,7 +26,7 @@ def rows(view: View, width: int, height: int, now: float) -> list[Row]:
     parts = breakdown.parts(view)
     rates = _rates(view, pace, width)
     first = breakdown.figures(parts, width) if parts else spread(rates, _no_phases(view), width)
-    of_steps = [first, breakdown.bar(parts, width), _data(pace, [*_shapes(view), _gaps(view)], width)]
+    of_steps = [first, breakdown.bar(parts, width), _data(pace, [*_shapes(view), _gaps(view, now)], width)]
     if parts and height > len(of_steps) + 1:
         of_steps.append(rates)
     host = shown([_host(view, width)], width, height - len(of_steps), is_stale(view, now))
@@ -75,32 +75,24 @@ class _Pace:
 def _pace(view: View) -> _Pace | None:
     """None: there was no window since the change."""
     tokens = view.started.unit == "tokens" if view.started else bool(view.step and view.step.tokens)
-    windows = 0
-    seconds = done = fed = stall = worst = wait = 0.0
-    start_s = None
-    for step in view.recent:
-        windows += step.steps
-        seconds += step.seconds * step.steps
-        done += (step.tokens if tokens else step.samples) * step.steps
-        if step.loader_start:
-            start_s = step.wait_s
-            continue
-        fed += step.seconds * step.steps
-        stall += step.stall_s * step.steps
-        wait += step.wait_s * step.steps
-        if step.seconds > 0:
-            worst = max(worst, step.stall_s / step.seconds)
+    recent = view.recent
+    seconds, stall, wait = (recent.total(name) for name in ("seconds", "stall_s", "wait_s"))
     if not (seconds > 0 and math.isfinite(seconds + stall + wait)):
         return None
+    starts = [step for step in recent if step.loader_start]
+    fed = seconds - sum(step.seconds * step.steps for step in starts) if len(starts) < len(recent) else 0.0
+    stall -= sum(step.stall_s * step.steps for step in starts)
+    wait -= sum(step.wait_s * step.steps for step in starts)
+    worst = max([s.stall_s / s.seconds for s in recent if s.seconds > 0 and not s.loader_start], default=0.0)
     unit = "tok/s" if tokens else "samples/s"
     return _Pace(
-        seconds=seconds / windows,
-        rate=done / seconds,
+        seconds=seconds / recent.total("steps"),
+        rate=recent.total("tokens" if tokens else "samples") / seconds,
         unit=unit,
         stall=_share(stall, fed),
-        worst=min(worst, 1.0) if fed > 0 else None,
+        worst=min(max(worst, 0.0), 1.0) if fed > 0 else None,
         wait=_share(wait, fed),
-        start_s=start_s,
+        start_s=starts[-1].wait_s if starts else None,
     )
 
 
@@ -134,10 +126,7 @@ def _rates(view: View, pace: _Pace | None, width: int) -> Row:
 
 def _shapes(view: View) -> list[Row]:
     """What batches of different lengths cost: the share of padding, and of the windows that hit a captured graph."""
-    windows = sum(step.steps for step in view.recent)
-    padding = sum(step.padding * step.steps for step in view.recent)
-    tokens = sum(step.tokens * step.steps for step in view.recent)
-    hits = sum(step.steps for step in view.recent if step.replayed)
+    windows, padding, tokens, hits = (view.recent.total(name) for name in ("steps", "padding", "tokens", "replayed"))
     replay: Row = [(f"replay hits {number(hits)} of {number(windows)}", "plain")]
     return [
         [(f"padding {_percent(padding / (tokens + padding))}", "plain")] if padding else [],
@@ -145,12 +134,15 @@ def _shapes(view: View) -> list[Row]:
     ]
 
 
-def _gaps(view: View) -> Row:
+def _gaps(view: View, now: float) -> Row:
     """Gaps between kernels, which are inside the phases: only a profiled step tells them."""
     found = view.profiled
     if found is None or found.busy_share is None or not 0 <= found.busy_share <= 0.98:
         return []
-    return [(f"launch gaps {percent(1 - found.busy_share)} (profile)", "warn" if found.busy_share < 0.8 else "plain")]
+    role = "warn" if found.busy_share < 0.8 else "plain"
+    if view.live and not view.over and now - found.time > PROFILE_OLD_S:
+        role = "dim"
+    return [(f"launch gaps {percent(1 - found.busy_share)} (profile)", role)]
 
 
 def _data(pace: _Pace | None, more: list[Row], width: int) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tui3090.dashboard.figures import SHORT_DTYPES
 from tui3090.dashboard.keys import pending_text
 from tui3090.dashboard.text import Row, brief, clean, fit, number, rounded
 from tui3090.dashboard.view import View
@@ -73,6 +74,9 @@ def _next(view: View, technique: Technique, now: float, room: int) -> Row:
         return [(pending if len(pending) <= room else pending.replace("from ", ""), "accent")]
     if reason := view.available.get(technique.name, ""):
         return [(brief(reason, room), "dim")]
+    if technique.name == "amp" and view.started and view.started.weights_dtype != "float32":
+        weights = clean(view.started.weights_dtype)
+        return [(f"{SHORT_DTYPES.get(weights, weights)} weights", "warn")]
     if technique.name == "accumulate" and view.started:
         micro_batches = view.value("accumulate")
         if isinstance(micro_batches, int):
@@ -119,5 +123,5 @@ def _short(view: View, technique: Technique, now: float) -> Row:
     ]
     pending = view.pending.get(technique.name)
     if pending:
-        row.append((f" ▸ {technique.label(pending.value)}", "accent"))
+        row.append((f" ▸ {technique.label(pending.value).replace('every ', '')}", "accent"))
     return row

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tui3090.dashboard.figures import age, beside, shown, steps_note, steps_stale, wrapped
+from tui3090.dashboard.figures import PROFILE_OLD_S, SHORT_DTYPES, age, beside, shown, steps_note, steps_stale, wrapped
 from tui3090.dashboard.text import UNKNOWN, Row, clean, clock, cut, duration, number, percent, rounded, row_width
 from tui3090.dashboard.view import View
+from tui3090.records import Reading
 
 TITLE = "Tensor Cores"
 
 MASK_PADDING = "A vocabulary padded to a multiple of 8: mask the padding's logits in the loss; labels stay as they are."
 SAME = 0.005
 """MFU and HFU that differ by less than this share are shown as one."""
-OLD_S = 180.0
-"""Age from which on a profiled step is no longer shown as current; by itself one comes every minute or so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +57,23 @@ def line(view: View, width: int, now: float) -> Row:
 
 def _rate(view: View) -> _Rate | None:
     """Over the windows whose FLOPs were counted; None where there is none."""
-    model = hardware = seconds = 0.0
-    executed = True
-    for step in view.recent:
-        if step.flops is None:
-            continue
-        model += step.flops * step.steps
-        hardware += (step.hardware_flops or 0.0) * step.steps
-        executed = executed and step.hardware_flops is not None
-        seconds += step.seconds * step.steps
-    if seconds <= 0:
+    recent = view.recent
+    uncounted = [step for step in recent if step.flops is None]
+    seconds = recent.total("seconds") - sum(step.seconds * step.steps for step in uncounted)
+    if len(uncounted) == len(recent) or not seconds > 0:
         return None
-    return _Rate(model / seconds, hardware / seconds if executed else None, view.recent[-1].peak_flops_s)
+    executed = not any(step.hardware_flops is None and step.flops is not None for step in recent)
+    hardware = recent.total("hardware_flops") / seconds if executed else None
+    return _Rate(recent.total("flops") / seconds, hardware, recent[-1].peak_flops_s)
 
 
 def _achieved(view: View, brief: bool = False) -> list[Row]:
     rate = _rate(view)
     if rate is None:
-        why = "no step since the change" if view.step and not view.recent else "not counted yet"
+        if view.recent and view.recent[-1].micro_batches:
+            why = "not counted for this batch shape"
+        else:
+            why = "no step since the change" if view.step and not view.recent else "not counted yet"
         return [[(f"TFLOPS {UNKNOWN}: {why}", "plain")]]
     same = rate.hardware is not None and abs(rate.hardware - rate.model) <= SAME * rate.model
     achieved: Row = [(_flops(rate.model), "bold")]
@@ -89,7 +87,9 @@ def _achieved(view: View, brief: bool = False) -> list[Row]:
         achieved.append((f"   MFU {UNKNOWN}: {_no_peak(view)}", "plain"))
     if rate.hardware is None or same:
         return [achieved]
-    executed = f"with recomputation {_flops(rate.hardware)}"
+    # fused attention computes its scores a second time whatever the technique
+    again = "recomputation" if view.value("checkpointing") else "attention recomputed"
+    executed = f"with {again} {_flops(rate.hardware)}"
     if rate.peak:
         executed += f" = {percent(rate.hardware / rate.peak, 1)} (HFU)"
     return [achieved, [(executed, "plain")]]
@@ -113,13 +113,20 @@ def _counters(view: View, now: float, width: int) -> Row:
         return [(f"counters {UNKNOWN}: no reading yet", "dim")]
     source = cut(clean(reading.tensor_core_source), 120)
     if reading.tensor_core is None:
-        return [(f"counters {UNKNOWN}: {source or 'this machine gives none'}", "dim")]
+        return [(f"counters {UNKNOWN}: {source or _no_counters(view, reading)}", "dim")]
     old = age(view, reading.time if reading.tensor_core_time is None else reading.tensor_core_time, now)
     share = f"busy {percent(reading.tensor_core)}"
     told: Row = [(f" ({source or 'counters'}, {old})", "dim")]
     role = "dim" if old.startswith("stale") else "bold"
     full: Row = [(f"Tensor Cores {share}", role), *told]
     return full if row_width(full) <= width else [(f"TC {share}", role), *told]
+
+
+def _no_counters(view: View, reading: Reading) -> str:
+    """Why there are no counters where the source does not say it."""
+    if view.started is not None and view.started.device == "cpu":
+        return "needs an NVIDIA card"
+    return cut(clean(reading.card_missing), 120) or "this machine gives none"
 
 
 def _profiled(view: View, width: int, now: float) -> Row:
@@ -137,7 +144,7 @@ def _profiled(view: View, width: int, now: float) -> Row:
     when = f"{duration(max(0.0, now - found.time))} ago"
     if view.over or not view.live:
         when = f"at {clock(found.time, seconds=True)}"
-    role = "dim" if when.endswith("ago") and now - found.time > OLD_S else "bold"
+    role = "dim" if when.endswith("ago") and now - found.time > PROFILE_OLD_S else "bold"
     share = percent(found.tensor_core_share)
     source = (f" (profile, {when})", "dim")
     for words in (f"{share} of kernel time in Tensor Core kernels", f"{share} of kernel time in TC kernels"):
@@ -214,8 +221,12 @@ def _units(view: View, now: float, width: int) -> list[Row]:
 def _precision(view: View) -> Row:
     if view.step is None:
         return [(f"precision {UNKNOWN}: no step so far", "dim")]
+    words, the = f"matmuls in {clean(view.step.precision)}", "the "
+    weights = clean(view.started.weights_dtype) if view.started is not None else ""
+    if weights and (weights != "float32" or view.value("amp") != "off"):  # by autocast, or because the weights are
+        words, the = f"{clean(view.step.precision)} matmuls, {SHORT_DTYPES.get(weights, weights)} weights", ""
     if view.started is not None and view.started.device == "cpu":
-        return [(f"matmuls in {clean(view.step.precision)} on a CPU: no Tensor Cores", "dim")]
+        return [(f"{words} on a CPU: no Tensor Cores", "dim")]
     if view.step.precision == "fp32":
-        return [("matmuls in fp32: the Tensor Cores don't take them", "warn")]
-    return [(f"matmuls in {clean(view.step.precision)}: the Tensor Cores can take them", "plain")]
+        return [(f"{words}: {the}Tensor Cores don't take them", "warn")]
+    return [(f"{words}: {the}Tensor Cores can take them", "plain")]

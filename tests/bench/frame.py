@@ -1,0 +1,171 @@
+"""What a frame of the dashboard costs: CPU time and bytes to the terminal, of the real app on a pty.
+
+    python -m tests.bench.frame [--frames N] [--profile]
+
+The records are those of a run on an H200 (tests/data), 15 steps and a reading for each frame, as half a second at 30
+steps a second brings. The CPU time is that of the whole process between frames, looking for records, Textual and the
+thread that writes included; it is counted in runs of ten frames. `--profile` lists what takes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import fcntl
+import io
+import itertools
+import json
+import os
+import platform
+import pstats
+import pty
+import statistics
+import struct
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tui3090.dashboard.app import Dashboard
+from tui3090.dashboard.driver import run_on
+from tui3090.dashboard.terminal import Terminal
+from tui3090.dashboard.view import View
+from tui3090.records import Command, Reading, Record, State, StepRecord
+from tui3090.runlog import RecordReader
+
+REAL = Path(__file__).parents[1] / "data" / "h200.jsonl"
+STEPS, RUN_OF = 15, 10
+WARM_UP = 40
+"""Frames that don't count."""
+
+
+class Frames:
+    """A source that gives each frame its records, and ends the app when there were enough frames."""
+
+    live = True
+    read_only = ""
+
+    def __init__(self, frames: int) -> None:
+        self._left = frames + WARM_UP
+        self._records = _batches()
+        self.cpu: list[float] = []
+        """Of the process at every tenth frame's start, seconds."""
+        self.app: Dashboard | None = None
+
+    def start(self) -> None:
+        """Nothing stands behind it."""
+
+    def drain(self) -> list[Record]:
+        """The next frame's."""
+        assert self.app is not None
+        if self._left % RUN_OF == 0:
+            self.cpu.append(time.process_time())
+        self._left -= 1
+        if self._left < 0:
+            self.app.exit()
+        return next(self._records)
+
+    def send(self, command: Command) -> None:
+        """No keys are pressed."""
+
+
+class AlwaysDue:
+    """In place of the governor: every look paints."""
+
+    share = 0.005
+
+    def due(self, now: float) -> bool:
+        """Yes."""
+        return True
+
+    def painted(self, now: float) -> None:
+        """Nothing to note."""
+
+    def excuse(self) -> float:
+        """Nothing is charged."""
+        return 0.0
+
+
+def _batches() -> Iterator[list[Record]]:
+    real = RecordReader(REAL).read(1 << 30)
+    steps = [r for r in real if isinstance(r, StepRecord) and not r.skipped]
+    readings = [r for r in real if isinstance(r, Reading) and r.allocated is not None]
+    others = [r for r in real if not isinstance(r, (StepRecord, Reading, State))]
+    began = time.time()
+    yield [*others, State(time=began, state="training")]
+    for frame in itertools.count():
+        now = began + frame * 0.5
+        numbers = range(frame * STEPS, (frame + 1) * STEPS)
+        yield [
+            *(replace(steps[n % len(steps)], time=now, step=n + 1, planned_steps=1_000_000) for n in numbers),
+            replace(readings[frame % len(readings)], time=now),
+        ]
+
+
+def draw(frames: int, profiled: bool, answer: Path) -> None:
+    """In the child, whose terminal is the pty: write what frames cost to `answer`."""
+    source = Frames(frames)
+    source.app = Dashboard(source, View(name="gpt"))
+    source.app._governor = AlwaysDue()  # type: ignore[assignment]
+    profile = cProfile.Profile()
+    if profiled:
+        profile.enable()
+    run_on(Terminal(), source.app)
+    profile.disable()
+    told = io.StringIO()
+    if profiled:
+        pstats.Stats(profile, stream=told).sort_stats("tottime").print_stats(25)
+    runs = source.cpu[WARM_UP // RUN_OF :]
+    answer.write_text(json.dumps([[b - a for a, b in itertools.pairwise(runs)], told.getvalue()]))
+
+
+def measure(columns: int, rows: int, frames: int, profiled: bool) -> tuple[list[float], int, str]:
+    """CPU seconds of each run of ten frames, bytes of all frames, the profile."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer"
+        pid, terminal = pty.fork()
+        if not pid:
+            try:
+                os.environ["TERM"] = "xterm-256color"
+                fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+                draw(frames, profiled, answer)
+            finally:
+                os._exit(0)
+        sizes = []
+        try:
+            while came := os.read(terminal, 1 << 16):
+                sizes.append(len(came))
+        except OSError:  # the child has gone
+            pass
+        os.waitpid(pid, 0)
+        os.close(terminal)
+        runs, told = json.loads(answer.read_text())
+    return runs, sum(sizes), told
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--frames", type=int, default=400)
+    parser.add_argument("--profile", action="store_true")
+    asked = parser.parse_args()
+    print(f"{platform.machine()}, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}", flush=True)
+    print("| screen | ms of CPU a frame, median | least | most | bytes a frame |\n|---|---|---|---|---|")
+    for columns, rows in ((160, 50), (80, 24)):
+        few = measure(columns, rows, 0, False)[1]  # the first picture, warming up, leaving
+        runs, size, told = measure(columns, rows, asked.frames, asked.profile)
+        each = [seconds / RUN_OF * 1e3 for seconds in runs]
+        print(
+            f"| {columns} x {rows} | {statistics.median(each):.2f} | {min(each):.2f} | {max(each):.2f} "
+            f"| {(size - few) / asked.frames:.0f} |",
+            flush=True,
+        )
+        if asked.profile:
+            print(told)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

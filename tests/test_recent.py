@@ -1,0 +1,65 @@
+"""Sums that are carried on equal sums over all that is there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tui3090.recent import Recent
+from tui3090.records import StepRecord
+from tui3090.runlog import RecordReader
+
+RECORDED = Path(__file__).parent / "data" / "h200.jsonl"
+FIGURES = ("steps", "seconds", "tokens", "flops", "replayed")
+
+STEP = next(r for r in RecordReader(RECORDED).read(1 << 20) if isinstance(r, StepRecord))
+
+windows = st.builds(
+    lambda seconds, steps, tokens, flops, replayed: replace(
+        STEP, seconds=seconds, steps=steps, tokens=tokens, flops=flops, replayed=replayed
+    ),
+    st.floats(0, 1e6),
+    st.integers(1, 1000),
+    st.integers(0, 1 << 40),
+    st.none() | st.floats(0, 1e18),
+    st.booleans(),
+)
+
+
+def over_all(recent: Recent, name: str) -> float:
+    """As one would write it down."""
+    if name == "steps":
+        return sum(record.steps for record in recent)
+    return math.fsum((getattr(record, name) or 0) * record.steps for record in recent)
+
+
+@given(st.lists(windows | st.none(), max_size=60))
+def test_a_sum_is_that_of_the_windows_there_are(given: list[StepRecord | None]) -> None:
+    """None: all of them go, as after a change."""
+    recent, largest = Recent(7), 0.0
+    for record in given:
+        if record is None:
+            recent.clear()
+        else:
+            recent.append(record)
+        for name in FIGURES:
+            expected = over_all(recent, name)
+            largest = max(largest, expected)
+            assert recent.total(name) == pytest.approx(expected, rel=1e-9, abs=1e-12 * largest)
+    assert len(recent) <= 7
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_what_is_not_finite_goes_with_its_window(wrong: float) -> None:
+    recent = Recent(3)
+    recent.append(replace(STEP, seconds=wrong, steps=1))
+    assert not math.isfinite(recent.total("seconds"))
+    for _ in range(3):
+        recent.append(replace(STEP, seconds=0.25, steps=2))
+        recent.total("seconds")
+    assert recent.total("seconds") == 1.5
