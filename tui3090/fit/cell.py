@@ -186,7 +186,7 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
         "refused": {name: reason for name, reason in refused.items() if reason},
         "points": {name: [asdict(point) for point in found] for name, found in points.items()},
         "elements": max(elements_in(micro.batch) / micro.samples for micro in batches),
-        "imports": [name for name in sys.modules if name.startswith(LARGE_LIBRARIES)],
+        "imports": [name for large in LARGE_LIBRARIES for name in sys.modules if name.startswith(large)],
     }
 
 
