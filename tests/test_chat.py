@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -83,8 +84,12 @@ def test_without_a_template_an_answer_follows_its_prompt_and_ends(tokenizer: Any
     tokenizer.chat_template = None
     assert learned(tokenizer, TURNS[1:3]) == ("one?\n\nuno$", "......uno$")
     assert tokenizer.decode(chat.prompt_ids(tokenizer, TURNS[1:2])) == "one?\n\n"
-    with pytest.raises(BadRow, match="no chat template"):
+    with pytest.raises(BadRow, match="no chat template: give a prompt and an answer alone"):
         chat.encode(tokenizer, TURNS, 500)
+    endless = copy.deepcopy(tokenizer)
+    endless.eos_token = None
+    with pytest.raises(BadRow, match="no token for a text's end: is it a model that writes"):
+        chat.encode(endless, TURNS[1:3], 500)
 
 
 def test_rows_with_messages_or_a_prompt_and_an_answer() -> None:
@@ -98,7 +103,12 @@ def test_rows_with_messages_or_a_prompt_and_an_answer() -> None:
         ({"chat": TURNS}, "it has no list 'messages', and no 'prompt' and 'answer', but 'chat'"),
         ({"messages": []}, "it has no list 'messages'"),
         ({"messages": TURNS[:2]}, "its last message is no answer"),
-        ({"messages": [{"role": "bot", "content": "hi"}]}, "a message's role is none of system, user"),
+        (
+            {"messages": [{"role": "bot", "content": "hi"}]},
+            "a message's role is none of system, user, assistant, tool but 'bot'",
+        ),
+        ({"messages": [{"from": "gpt", "value": "hi"}]}, "a message has no 'role' and 'content' but 'from', 'value'"),
+        ({"messages": ["hi"]}, "a message has no 'role' and 'content' but \"hi\""),
         ({"messages": [{"role": "user", "content": None}]}, "a message's content is no text"),
     ]:
         with pytest.raises(BadRow, match=re.escape(why)):

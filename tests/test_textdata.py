@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tui3090.feed import Feed
-from tui3090.recipe import IGNORED, Recipe, padding_in, tokens_in
+from tui3090.recipe import IGNORED, Recipe, RecipeError, padding_in, tokens_in
 from tui3090.techniques.graph import SHAPES
-from tui3090.textdata import BUCKETS, LengthGrouped, Packed, Pad, Tokens, cut, loaders, padded_lengths
+from tui3090.textdata import BUCKETS, LengthGrouped, Packed, Pad, Tokens, cut, cut_short, loaders, padded_lengths
 
 LENGTHS = st.lists(st.integers(1, 200), min_size=1, max_size=60)
 
@@ -168,6 +168,21 @@ def test_memory_that_is_short_halves_grouped_batches_too() -> None:
 def test_eval_batches_hold_each_sequence_once(lengths: list[int]) -> None:
     _, evaluation = loaders(tokens([9]), tokens(lengths), 4, pad_id=0)
     assert sum(tokens_in(batch) for batch in evaluation) == sum(lengths)
+
+
+def test_nothing_to_go_through_is_a_sentence() -> None:
+    for train, evaluation, size, sentence in [
+        ([], [3], 4, "There is too little text to train on"),
+        ([3], [], 4, "There is too little text to evaluate on"),
+        ([3], [3], 0, "--batch-size is 0: give 1 or more."),
+    ]:
+        with pytest.raises(RecipeError, match=sentence):
+            loaders(tokens(train), tokens(evaluation), size, pad_id=0)
+
+
+def test_what_is_cut_short_is_counted() -> None:
+    assert cut_short([7, 8, 3, 8], 8) == ["2 of 4 rows fill --max-length 8: what they have beyond is cut off"]
+    assert cut_short([7, 3], 8) == []
 
 
 def test_one_length_gives_one_shape() -> None:

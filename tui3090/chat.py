@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from tui3090.recipe import IGNORED
@@ -26,8 +27,11 @@ def messages_of(row: Row, messages: str, prompt: str, answer: str) -> list[Messa
             "(--messages-column, --prompt-column and --answer-column name them)"
         )
     for message in chat:
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise BadRow(f"a message's role is none of {', '.join(ROLES)}")
+        if not isinstance(message, dict) or "role" not in message:
+            has = ", ".join(map(repr, message)) if isinstance(message, dict) else json.dumps(message, default=repr)[:40]
+            raise BadRow(f"a message has no 'role' and 'content' but {has or 'nothing'}")
+        if message["role"] not in ROLES:
+            raise BadRow(f"a message's role is none of {', '.join(ROLES)} but {str(message['role'])[:40]!r}")
         if not isinstance(message.get("content"), str):
             raise BadRow("a message's content is no text")
     if chat[-1]["role"] != "assistant" or not chat[-1]["content"].strip():
@@ -71,6 +75,8 @@ def _ids(tokenizer: Any, chat: list[Message], asked: bool = False) -> list[int]:
         return list(given["input_ids"])
     if len(chat) > 2 or chat[0]["role"] != "user":
         raise BadRow("the tokenizer has no chat template: give a prompt and an answer alone")
+    if tokenizer.eos_token_id is None:
+        raise BadRow("the tokenizer has no chat template and no token for a text's end: is it a model that writes?")
     ids = list(tokenizer(chat[0]["content"] + "\n\n")["input_ids"])
     if not asked:
         ids += [*tokenizer(chat[1]["content"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]

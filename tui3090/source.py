@@ -57,7 +57,8 @@ def parse_options(path: Path, argv: Sequence[str]) -> dict[str, Any]:
 
     Raises RecipeError for an option or value that the train.py does not take, and whatever `read_options` raises.
     """
-    return parse(read_options(path, described=False), argv, path)
+    shown = Path(path.stem) if path.absolute().parent == RECIPES else path
+    return parse(read_options(path, described=False), argv, shown)
 
 
 def options_help(path: Path) -> str:

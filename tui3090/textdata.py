@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from tui3090.recipe import IGNORED
+from tui3090.recipe import IGNORED, RecipeError
 
 MULTIPLE = 8
 """Lengths are multiples of it: what Tensor Cores take in 16 bits."""
@@ -65,6 +65,16 @@ def cut(texts: Sequence[Sequence[int]], length: int, end: int) -> Tokens:
     pieces = [stream[start : start + length] for start in range(0, len(stream), length)]
     pieces = [piece for piece in pieces if len(piece) > 1]  # a lone token has nothing to tell after the shift
     return Tokens(pieces, pieces)
+
+
+def cut_short(lengths: Sequence[int], max_length: int) -> list[str]:
+    """A sentence on the sequences that fill `max_length`, behind which whatever came is lost, if any do."""
+    full = sum(length >= max_length for length in lengths)
+    return (
+        [f"{full} of {len(lengths)} rows fill --max-length {max_length}: what they have beyond is cut off"]
+        if full
+        else []
+    )
 
 
 class Packed(Dataset[dict[str, Any]]):
@@ -175,7 +185,15 @@ class LengthGrouped(Sampler[list[int]]):
 def loaders(
     train: Tokens | Packed, evaluation: Tokens | Packed, batch_size: int, pad_id: int, length: int | None = None
 ) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Loaders for a Recipe's train_data and eval_data; `length`: pad every batch to it, so that there is one shape."""
+    """Loaders for a Recipe's train_data and eval_data; `length`: pad every batch to it, so that there is one shape.
+
+    Raises RecipeError where there is nothing to go through.
+    """
+    if batch_size < 1:
+        raise RecipeError(f"--batch-size is {batch_size}: give 1 or more.")
+    for data, use in ((train, "train"), (evaluation, "evaluate")):
+        if not len(data):
+            raise RecipeError(f"There is too little text to {use} on: give more, or another --held-out.")
     pad = Pad(
         (length,) if length is not None else padded_lengths(torch.cat([train.lengths, evaluation.lengths])), pad_id
     )

@@ -271,6 +271,17 @@ def test_the_look_at_a_cpu_measures_nothing(train_py: Path) -> None:
     assert looked.room > 100 << 20
 
 
+def test_what_keeps_libraries_from_asking_the_hub_is_imported_before_them(
+    train_py: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("transformers.first", "tui3090.pretrained"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setitem(sys.modules, name, type(sys)(name))
+    imports = cell.look(wanted(train_py, batch_option=False))["imports"]
+    assert imports[0] == "tui3090.pretrained"
+    assert "transformers.first" in imports
+
+
 def recipe_of(data: Any, **fields: Any) -> Recipe:
     return Recipe(model=Blocks(), train_data=data, loss=loss_of, **fields)
 

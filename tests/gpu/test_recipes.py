@@ -18,7 +18,7 @@ from tests.recipes.conftest import Make, make, tiny_folder  # noqa: F401 (fixtur
 from tests.reference import plain_loop
 from tui3090.feed import Feed
 from tui3090.recipe import Recipe, RecipeError
-from tui3090.records import Change, Event, StepRecord
+from tui3090.records import Change, Changed, Event, StepRecord
 from tui3090.settings import Settings
 from tui3090.techniques.graph import SHAPES
 
@@ -168,3 +168,41 @@ def test_the_fused_loss_is_the_models_own(make: Make, name: str) -> None:  # noq
     for batch in plain.eval_data:  # type: ignore[union-attr]
         moved = {key: value.to("cuda:0") for key, value in batch.items()}
         assert fused.loss(model, moved).item() == pytest.approx(plain.loss(model, moved).item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("technique", ["offload", "prefetch", "workers"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "lora"])
+def test_what_changes_no_numbers_changes_none(
+    train: Train,
+    make: Make,  # noqa: F811
+    name: str,
+    technique: str,
+) -> None:
+    value = {"offload": True, "prefetch": 2, "workers": 1}[technique]
+    plain = train(recipe(make, name), device="cuda:0", steps=12)
+    script = {3: [Change(technique, value)], 9: [Change(technique, type(value)())]}
+    ran = train(recipe(make, name), script, device="cuda:0", steps=12)
+    assert ran.status == 0, ran.records[-1]
+    assert [change.new for change in ran.of(Changed)] == [value, type(value)()]
+    assert not [event for event in ran.of(Event) if event.level == "error"]
+    assert ran.losses == plain.losses
+
+
+@pytest.mark.parametrize(("amp", "bound"), [("off", 1e-4), ("bf16", 1e-2)])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "lora"])
+def test_compiled_blocks_give_the_same_but_for_rounding(
+    train: Train,
+    make: Make,  # noqa: F811
+    name: str,
+    amp: str,
+    bound: float,
+) -> None:
+    settings = Settings(amp=amp)
+    plain = train(recipe(make, name), settings=settings, device="cuda:0", steps=12)
+    ran = train(recipe(make, name), {2: [Change("compile", True)]}, settings, device="cuda:0", steps=12)
+    assert ran.status == 0, ran.records[-1]
+    assert [change.new for change in ran.of(Changed)] == [True], ran.of(Event)
+    assert not [event for event in ran.of(Event) if event.level == "error"]
+    off = furthest(ran, plain.losses)
+    print(f"\n{name}, amp {amp}: compiled, furthest {off:.3g}")
+    assert off <= bound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def nothing_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails a test in which a host's name is asked for: whatever fetches something begins with that."""
+    asked: list[Any] = []
+
+    def refuse(host: Any, *rest: Any, **options: Any) -> Any:
+        asked.append(host)
+        raise socket.gaierror(f"the test lets nobody ask for {host}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    yield
+    assert not asked
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,7 @@ def test_smollm2_learns_with_adapters_that_change_what_it_says(train: Train, tmp
     assert ran.of(Evaluated)[-1].text.startswith("What does ")
     trained = ran.trainer.job.step.model
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "result", local_files_only=True)
-    asked = chat.prompt_ids(tokenizer, samples.questions()[0][:1])
+    asked = chat.prompt_ids(tokenizer, samples.questions()[0]["messages"][:1])
     wrote = pretrained.write(trained, tokenizer, asked, 20)
     base = trained.unload()
     before = pretrained.write(base, tokenizer, asked, 20)

@@ -36,7 +36,7 @@ def test_a_tokenizer_made_of_the_data() -> None:
 
 def test_tokenizers_made_of_the_data_are_the_same_in_every_process() -> None:
     script = (
-        "from tui3090 import samples, scratch; texts = [t for t, _ in samples.docstrings_by_package()[:200]]\n"
+        "from tui3090 import samples, scratch; texts = [r['text'] for r in samples.docstrings_by_package()[:200]]\n"
         "for made in (scratch.bert('tiny', texts, ['a', 'b'])[1], scratch.gpt2('tiny', texts)[1]):\n"
         "    print(sorted(made.get_vocab().items()))"
     )

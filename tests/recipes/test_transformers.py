@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -33,13 +34,14 @@ from tui3090.recipes.bert import Scores
 from tui3090.records import Change, Evaluated, Event, Stop
 from tui3090.savefolder import MODEL
 from tui3090.settings import Settings
+from tui3090.source import bundled, load_recipe, new_file, parse_options
 from tui3090.techniques.checkpointing import find_blocks
 from tui3090.textdata import Packed, Pad, Tokens
 
 NAMES = ("bert", "gpt2", "lora")
 LAYERS = {"bert": ("BertLayer", 2), "gpt2": ("GPT2Block", 4), "lora": ("LlamaDecoderLayer", 2)}
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "nothing_is_looked_up")
 
 
 def with_dropout(recipe: Recipe, share: float = 0.1) -> Recipe:
@@ -309,7 +311,7 @@ def refused(make: Make, name: str, sentence: str, **options: Any) -> None:
         make(name, **options)
 
 
-def test_what_cannot_be_trained_on_is_refused(make: Make, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_on_is_refused(make: Make, tiny_folder: Path, tmp_path: Path) -> None:
     same = tmp_path / "same.csv"
     same.write_text("text,label\n" + "a word,x\n" * 9)
     refused(make, "bert", "All 9 rows have the label 'x'", data=str(same))
@@ -324,6 +326,11 @@ def test_what_cannot_be_trained_on_is_refused(make: Make, tmp_path: Path) -> Non
     refused(make, "bert", "2 rows can't be split", data=str(few))
     refused(make, "bert", "--max-length is 4096: this model takes 8 to 512 tokens", max_length=4096)
     refused(make, "lora", "holds no row that can be used: .*its prompt alone has .* tokens", max_length=8, bad_rows=999)
+    refused(
+        make, "lora", "row 1: its prompt alone has .* tokens.*more than 3 such rows", data="", max_length=8, bad_rows=3
+    )
+    refused(make, "lora", "no token for a text's end: is it a model that writes", model=str(tiny_folder / "bert"))
+    refused(make, "gpt2", "no token for a text's end", model=str(tiny_folder / "bert"))
 
 
 def test_labels_of_the_eval_file_must_be_known(make: Make, tmp_path: Path) -> None:
@@ -337,6 +344,38 @@ def test_labels_of_the_eval_file_must_be_known(make: Make, tmp_path: Path) -> No
     ]
     (batch,) = recipe.eval_data  # type: ignore[union-attr, misc]
     assert batch["labels"].tolist() == [0]
+
+
+@pytest.mark.parametrize(("name", "of", "length"), [("bert", 72, 8), ("gpt2", 72, 8), ("lora", 76, 80)])
+def test_what_is_cut_at_the_greatest_length_is_told(make: Make, name: str, of: int, length: int) -> None:
+    (note,) = make(name, max_length=length, **({"pack": False} if name == "gpt2" else {})).notes
+    assert re.fullmatch(rf"\d+ of {of} rows fill --max-length {length}: what they have beyond is cut off", note)
+    assert make(name, max_length=256).notes == []
+
+
+def test_a_few_long_texts_are_evaluated_on_their_ends(make: Make, tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"Text {number}. " * 100 + f"The end of {number}.")
+    recipe = make("gpt2", data=str(tmp_path), max_length=512, held_out=0.02)
+    tokenizer = AutoTokenizer.from_pretrained(recipe.model.config._name_or_path)
+    (batch,) = recipe.eval_data  # type: ignore[union-attr, misc]
+    said = tokenizer.decode(batch["input_ids"][0][batch["attention_mask"][0] == 1])
+    assert [said.count(f"The end of {number}.<|endoftext|>") for number in range(3)] == [1, 1, 1]
+    assert len(said) < 0.05 * 3 * 900
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_copied_recipe_gives_the_same(make: Make, tiny_folder: Path, tmp_path: Path, name: str) -> None:
+    copied = tmp_path / f"my_{name}_{tmp_path.name}.py"
+    new_file(copied, bundled(name))
+    model = tiny_folder / ("llama" if name == "lora" else name)
+    options = parse_options(copied, ["--model", str(model), "--data", str(tiny_folder / f"{name}.jsonl")])
+    torch.manual_seed(0)
+    mine, theirs = load_recipe(copied, options | {"max_length": 128}), make(name)
+    for ours, bundled_ones in zip(mine.eval_data, theirs.eval_data, strict=True):  # type: ignore[arg-type]
+        assert torch.equal(ours["input_ids"], bundled_ones["input_ids"])
+    with torch.no_grad():
+        assert torch.equal(mine.loss(mine.model, ours), theirs.loss(theirs.model, ours))
 
 
 def test_notes_of_a_recipe_come_into_the_log(train: Train, make: Make) -> None:

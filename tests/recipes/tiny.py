@@ -15,7 +15,7 @@ CHATML = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|endoftext|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
-WORDS = [text for text, _ in samples.docstrings_by_package()[:300]]
+WORDS = [row["text"] for row in samples.docstrings_by_package()[:300]]
 
 
 def bert(folder: Path) -> None:
@@ -51,8 +51,8 @@ def _save(model: Any, tokenizer: Any, folder: Path, config: dict[str, Any]) -> N
 
 def labelled(path: Path, count: int = 80) -> Path:
     """Texts of two classes as JSON lines."""
-    chosen = [pair for pair in samples.docstrings_by_package() if pair[1] in ("email", "asyncio")]
-    return _lines(path, [{"text": text, "label": label} for text, label in chosen[:: len(chosen) // count][:count]])
+    chosen = [row for row in samples.docstrings_by_package() if row["label"] in ("email", "asyncio")]
+    return _lines(path, chosen[:: len(chosen) // count][:count])
 
 
 def texts(path: Path, count: int = 80) -> Path:
@@ -62,7 +62,7 @@ def texts(path: Path, count: int = 80) -> Path:
 
 def chats(path: Path, count: int = 80) -> Path:
     """Questions and answers as JSON lines."""
-    return _lines(path, [{"messages": chat} for chat in samples.questions()[:count]])
+    return _lines(path, samples.questions()[:count])
 
 
 def _lines(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -45,8 +45,9 @@ LEAST, MOST, LONG_ENOUGH_S = 3, 10, 1.0
 """Windows that count: at least `LEAST`, and as many more as there is time for, `MOST` at the most."""
 WINDOWS, NONE_AT_ALL = 40, 10
 """Windows after which a cell that hasn't got `LEAST` is given up, and one in which none was full, or replayed."""
-LARGE_LIBRARIES = ("transformers", "peft")
-"""They take seconds to import, more than many cells take to measure, and leave the card alone meanwhile."""
+LARGE_LIBRARIES = ("tui3090.pretrained", "transformers", "peft")
+"""They take seconds to import, more than many cells take to measure, and leave the card alone meanwhile. Ours comes
+before theirs where a recipe has it: it keeps them from asking the hub."""
 
 
 class NoRoom(Exception):
@@ -185,7 +186,7 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
         "refused": {name: reason for name, reason in refused.items() if reason},
         "points": {name: [asdict(point) for point in found] for name, found in points.items()},
         "elements": max(elements_in(micro.batch) / micro.samples for micro in batches),
-        "imports": [name for name in sys.modules if name.split(".")[0] in LARGE_LIBRARIES],
+        "imports": [name for large in LARGE_LIBRARIES for name in sys.modules if name.startswith(large)],
     }
 
 

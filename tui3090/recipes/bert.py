@@ -66,7 +66,8 @@ def recipe(
             raise rows.BadRow(f"its label {name!r} is none of the training data's")
         return text, name
 
-    train, notes = rows.read_items(data, labelled, bad_rows) if data else (samples.docstrings_by_package(), [])
+    # rows -> pairs of a text and its class
+    train, notes = rows.read_items(data or samples.docstrings_by_package(), labelled, bad_rows)
     names = rows.class_names([name for _, name in train])
     if eval_data:
         evaluation, more = rows.read_items(eval_data, known, bad_rows)
@@ -74,6 +75,7 @@ def recipe(
     else:
         train, evaluation = rows.split(train, held_out)
 
+    # the model, with a new layer for these classes
     if scratch == "no":
         source = pretrained.find(model, pretrained.MINILM)
         net, tokenizer = pretrained.classifier(source, names), pretrained.tokenizer(source)
@@ -83,12 +85,14 @@ def recipe(
         net, tokenizer = bert(scratch, [text for text, _ in train], names)
     pretrained.check_length(net, max_length)
 
+    # pairs -> tokens -> batches
     def tokens(pairs: list[tuple[str, str]]) -> textdata.Tokens:
         ids = tokenizer([text for text, _ in pairs], truncation=True, max_length=max_length)["input_ids"]
         return textdata.Tokens(ids, [names.index(name) for _, name in pairs])
 
+    learned = tokens(train)
     train_data, eval_loader = textdata.loaders(
-        tokens(train),
+        learned,
         tokens(evaluation),
         batch_size,
         pretrained.pad_id(tokenizer),
@@ -102,5 +106,5 @@ def recipe(
         optimizer=lambda model: pretrained.adamw(model, lr, weight_decay, optimizer),
         epochs=epochs,
         export=lambda folder: pretrained.save(net, tokenizer, folder),
-        notes=notes,
+        notes=[*notes, *textdata.cut_short(learned.lengths.tolist(), max_length)],
     )

@@ -38,19 +38,20 @@ def recipe(
 ) -> Recipe:
     """Fine-tune a causal language model on texts."""
 
-    def read(data: str) -> tuple[list[str], list[str]]:
+    # rows -> texts
+    def read(data: str | list[rows.Row]) -> tuple[list[str], list[str]]:
         return rows.read_items(data, lambda row: rows.text(row, text_column, "text-column"), bad_rows)
 
-    train, notes = read(data) if data else (samples.reference(), [])
+    train, notes = read(data or samples.reference())
     if eval_data:
         evaluation, more = read(eval_data)
         notes = notes + more
-    elif len(train) == 1:  # one long text: its end
-        at = len(train[0]) - round(len(train[0]) * held_out)
-        train, evaluation = [train[0][:at]], [train[0][at:]]
+    elif round(len(train) * held_out) == 0:  # a few long texts, like a file or two
+        train, evaluation = rows.split_ends(train, held_out)
     else:
         train, evaluation = rows.split(train, held_out)
 
+    # the model
     if scratch == "no":
         source = pretrained.find(model)
         net, tokenizer = pretrained.causal_lm(source), pretrained.tokenizer(source)
@@ -63,6 +64,7 @@ def recipe(
     if tokenizer.eos_token_id is None:
         raise RecipeError("The tokenizer has no token for a text's end: set its eos_token and save it again.")
 
+    # texts -> tokens -> batches
     def tokens(texts: list[str]) -> textdata.Tokens:
         ids = [list(one) for one in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
         if pack:
@@ -76,8 +78,9 @@ def recipe(
         written = pretrained.write(model, tokenizer, tokenizer(prompt)["input_ids"], WRITTEN)
         return {"perplexity": pretrained.perplexity(loss, model, batches), "wrote": prompt + written}
 
+    learned = tokens(train)
     train_data, eval_loader = textdata.loaders(
-        tokens(train),
+        learned,
         tokens(evaluation),
         batch_size,
         pretrained.pad_id(tokenizer),
@@ -92,5 +95,5 @@ def recipe(
         optimizer=lambda model: pretrained.adamw(model, lr, weight_decay, optimizer),
         epochs=epochs,
         export=lambda folder: pretrained.save(net, tokenizer, folder),
-        notes=notes,
+        notes=notes if pack else [*notes, *textdata.cut_short(learned.lengths.tolist(), max_length)],
     )

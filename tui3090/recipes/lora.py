@@ -55,22 +55,19 @@ def recipe(
     source = pretrained.find(model, pretrained.SMOLLM2)
     tokenizer = pretrained.tokenizer(source)
 
-    def encoded(messages: list[chat.Message]) -> Encoded:
+    # rows -> chats and their tokens
+    def encoded(row: rows.Row) -> Encoded:
+        messages = chat.messages_of(row, messages_column, prompt_column, answer_column)
         return Encoded(messages, *chat.encode(tokenizer, messages, max_length))
 
-    def read(data: str) -> tuple[list[Encoded], list[str]]:
-        def chat_of(row: rows.Row) -> Encoded:
-            return encoded(chat.messages_of(row, messages_column, prompt_column, answer_column))
-
-        return rows.read_items(data, chat_of, bad_rows)
-
-    train, notes = read(data) if data else ([encoded(messages) for messages in samples.questions()], [])
+    train, notes = rows.read_items(data or samples.questions(), encoded, bad_rows)
     if eval_data:
-        evaluation, more = read(eval_data)
+        evaluation, more = rows.read_items(eval_data, encoded, bad_rows)
         notes = notes + more
     else:
         train, evaluation = rows.split(train, held_out)
 
+    # the model: a frozen base, and adapters that learn
     bits = {"8bit": 8, "4bit": 4}.get(base)
     frozen = pretrained.causal_lm(source, torch.bfloat16 if base == "bf16" else torch.float32, bits)
     pretrained.check_length(frozen, max_length)
@@ -78,6 +75,7 @@ def recipe(
         pretrained.leave_masks_out(frozen)
     net = pretrained.with_adapters(frozen, rank, alpha, dropout)
 
+    # chats -> batches
     def tokens(chats: list[Encoded]) -> textdata.Tokens | textdata.Packed:
         made = textdata.Tokens([one.ids for one in chats], [one.labels for one in chats])
         return textdata.Packed(made, max_length) if pack else made
@@ -106,5 +104,5 @@ def recipe(
         optimizer=lambda model: pretrained.adamw(model, lr, weight_decay, optimizer),
         epochs=epochs,
         export=lambda folder: pretrained.save(net, tokenizer, folder),
-        notes=notes,
+        notes=[*notes, *textdata.cut_short([len(one.ids) for one in train], max_length)],
     )
