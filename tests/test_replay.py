@@ -34,43 +34,13 @@ class Graph:
         self.replay = run
 
 
-class FakeAlone:
-    """Stands in for the graphs of a window of one micro-batch, whose gradients no other graph sees."""
-
-    def __init__(self, replay: FakeReplay, static: Any) -> None:
-        self._replay, self._static, self._step = replay, static, replay.step
-        self.constants = replay._constants()
-        self.forward_backward, self.update = Graph(self._forward_backward), Graph(self._update)
-        self._made: list[torch.Tensor | None] = []
-
-    def _forward_backward(self) -> None:
-        self._replay.hits += 1
-        self._replay.alone += 1
-        kept = [parameter.grad for parameter in self._step.parameters]
-        self._step.keep_gradients = False
-        self._step.forward_backward(self._static, first=True)
-        self._step.keep_gradients = True
-        self._made = self._swapped(kept)
-
-    def _update(self) -> None:
-        kept = self._swapped(self._made)
-        self._step.apply()
-        self._made = self._swapped(kept)
-
-    def _swapped(self, gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        before = [parameter.grad for parameter in self._step.parameters]
-        for parameter, gradient in zip(self._step.parameters, gradients):
-            parameter.grad = gradient
-        return before
-
-
 class FakeReplay(Replay):
     """Captures by the stand-in; counts what ran by replay, and what eagerly in spite of it."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step, lambda: None, self._told)  # type: ignore[arg-type, return-value]
         self.said: list[str] = []
-        self.hits = self.misses = self.alone = 0
+        self.hits = self.misses = 0
 
     def _told(self, text: str) -> None:
         self.said.append(text)
@@ -90,8 +60,7 @@ class FakeReplay(Replay):
             self.hits += 1
             self.step.forward_backward(static, first)
 
-        alone = FakeAlone(self, static) if self._constants() else None
-        return _Capture(static, Graph(lambda: run(True)), Graph(lambda: run(False)), alone)  # type: ignore[arg-type]
+        return _Capture(static, Graph(lambda: run(True)), Graph(lambda: run(False)))  # type: ignore[arg-type]
 
     def _capture_update(self) -> Any:
         return Graph(self.step.apply)
@@ -134,37 +103,6 @@ def test_a_short_batch_sees_no_stale_row(accumulate: int, eager: int) -> None:
         assert torch.equal(ours, theirs)
     assert (ran.misses, ran.hits, len(ran._captures)) == (eager, 12 - eager, 2)
     assert ran.said == []
-
-
-def test_a_micro_batch_alone_has_gradients_of_its_own() -> None:
-    """Windows of one and of two in turns: what one kind leaves behind the other does not see."""
-    given = batches([4] * 18)
-    windows = [given[0:1], given[1:2], given[2:4], given[4:5], given[5:7], given[7:9], given[9:10], given[10:11]]
-    made = [recipe("AdamW", "LambdaLR") for _ in range(2)]
-    ran, losses = stepped(made[0], windows, replayed=True)
-    _, expected = stepped(made[1], windows, replayed=False)
-    assert losses == expected
-    for ours, theirs in zip(made[0].model.parameters(), made[1].model.parameters()):
-        assert torch.equal(ours, theirs)
-    assert (ran.misses, ran.hits, ran.alone) == (1, 10, 4)
-
-
-def test_a_window_that_was_given_up_leaves_no_gradients_to_the_next() -> None:
-    given = batches([4] * 6)
-    made = [recipe("AdamW", "LambdaLR") for _ in range(2)]
-    ran, _ = stepped(made[0], [[batch] for batch in given[:3]], replayed=True)
-    given_up = MicroBatch(given[3], 4.0, 4, 0)
-    with torch.random.fork_rng():  # what it drew is drawn again
-        ran.prepare([given_up])
-        ran.accumulate(given_up, 1.0, True)  # and no update
-    both = [MicroBatch(batch, 4.0, 4, 0) for batch in given[4:]]
-    ran.prepare(both)
-    for number, micro in enumerate(both):
-        ran.accumulate(micro, 0.5, number == 0)
-    ran.update()
-    stepped(made[1], [[batch] for batch in given[:3]] + [given[4:]], replayed=False)
-    for ours, theirs in zip(made[0].model.parameters(), made[1].model.parameters()):
-        assert torch.equal(ours, theirs)
 
 
 class OverWords(nn.Module):

@@ -183,21 +183,6 @@ def test_whoever_frees_cublas_workspaces_frees_none_of_a_graph_s(train: Train, d
     assert ran.losses == eager.losses
 
 
-def test_one_micro_batch_and_several_in_turns_equal_eager(train: Train, deterministic: None) -> None:
-    """A window of one has graphs of its own, with gradients that no other graph sees; all are captured at once."""
-    script = {number: [Change("accumulate", 2 if number % 6 else 1)] for number in range(3, 40, 3)}
-    for amp in ("off", "bf16", "fp16"):
-        eager = train(recipe(300), script, Settings(amp=amp), device="cuda:0")
-        ran = train(recipe(300), script, REPLAY.having("amp", amp), device="cuda:0")
-        assert ran.losses == eager.losses
-        assert replayed(ran)[1:-1].count(False) == 0
-        (capture,) = ran.trainer.replay._captures.values()
-        assert capture.alone is not None
-        assert ran.trainer.replay._update is not None
-        for name, value in ran.weights.items():
-            assert torch.equal(value, eager.weights[name]), name
-
-
 class Sizes:
     """A batch sampler whose batches change their size: one graph each."""
 

@@ -33,7 +33,7 @@ class Point:
 def predict(points: Sequence[Point], elements: float, gradients_kept: bool = False) -> int | None:
     """Bytes at the peak of a batch with so many elements; None: fewer than two different batches were measured.
 
-    `gradients_kept`: another set of them is there all the time: graph replay adds micro-batches up in it.
+    `gradients_kept`: all gradients are there all the time, as under graph replay, which knows their addresses.
     """
     ordered = sorted(points, key=lambda point: point.elements)
     if len(ordered) < 2 or ordered[-2].elements == ordered[-1].elements:
@@ -42,5 +42,7 @@ def predict(points: Sequence[Point], elements: float, gradients_kept: bool = Fal
     if len(small.peaks) != len(big.peaks):  # the batches took different ways through the model
         small, big = (Point(point.elements, (max(point.peaks),)) for point in (small, big))
     further = (elements - big.elements) / (big.elements - small.elements)
-    kept = max(big.gradients) if gradients_kept and big.gradients else 0
-    return round(max(b + (b - a) * further for a, b in zip(small.peaks, big.peaks))) + kept
+    missing = [0] * len(big.peaks)
+    if gradients_kept and big.gradients:
+        missing = [max(big.gradients) - there for there in big.gradients]
+    return round(max(b + (b - a) * further + more for a, b, more in zip(small.peaks, big.peaks, missing)))

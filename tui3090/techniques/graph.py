@@ -2,8 +2,7 @@
 
 `Replay` wraps `Step`: two captures for a key, *first* (zeroes the gradients, then accumulates) and *next*
 (accumulates), over one set of gradients, and the update apart, so that accumulation, learning rate and pausing need
-no new capture. A window of one micro-batch has two of its own, *alone*: backward makes the gradients instead of adding
-them to zeros, and an update reads them where they are, which saves reading and writing all gradients once more.
+no new capture.
 A key is captured when it is seen for the second time: the first time runs eagerly, which makes the optimizer's state,
 warms the libraries up, keeps a second real batch to check the capture with, and never captures a shape that comes once.
 """
@@ -53,16 +52,6 @@ class NotFinite(Exception):
 
 
 @dataclass(slots=True)
-class _Alone:
-    """The graphs of a window that consists of one micro-batch of a key."""
-
-    forward_backward: torch.cuda.CUDAGraph
-    update: torch.cuda.CUDAGraph
-    constants: Key
-    """What the update was captured with."""
-
-
-@dataclass(slots=True)
 class _Capture:
     """The graphs of one key."""
 
@@ -70,8 +59,6 @@ class _Capture:
     """The batch whose memory the graphs read."""
     first: torch.cuda.CUDAGraph
     next: torch.cuda.CUDAGraph
-    alone: _Alone | None = None
-    """None: the optimizer's step can't be captured, or there was no room."""
 
 
 class Replay:
@@ -92,10 +79,6 @@ class Replay:
         self._update_key: Key = ()
         self._update_captures = 0
         self._eager_updates, self._outside_told = 0, False
-        self._one_micro_batch = False
-        """Whether the window consists of one."""
-        self._alone: _Alone | None = None
-        """Which graphs made the window's gradients; None: they are added up where the other graphs know them."""
         self.pool_bytes = 0
         """What the graphs keep for their activations and no tensor holds: reserved by the allocator, not allocated."""
         self.given_up = ""
@@ -112,7 +95,6 @@ class Replay:
         self._captures.clear()
         self._seen.clear()
         self._update, self._update_key, self._update_captures = None, (), 0
-        self._alone = None
         self._pool, self.pool_bytes = None, 0
         self.step.keep_gradients = False
         if had:
@@ -132,7 +114,6 @@ class Replay:
 
     def prepare(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Capture the keys of this window that were seen in an earlier one."""
-        self._one_micro_batch, self._alone = len(micro_batches) == 1, None
         for micro in micro_batches:
             key = self._key(micro)
             if key in self._captures or key in self._refused or self.given_up:
@@ -155,20 +136,12 @@ class Replay:
         self.step.set_share(share)
         fill(capture.static, micro.batch if micro.ready is None else self.step.place(micro))
         self.step.mark("graph")
-        if self._one_micro_batch and capture.alone is not None and capture.alone.constants == self._constants():
-            self._alone = capture.alone
-            self._alone.forward_backward.replay()
-        else:
-            (capture.first if first else capture.next).replay()
+        (capture.first if first else capture.next).replay()
         self.step.mark("other")
 
     def update(self) -> None:
         """As `Step.update`."""
         self.step.set_lr()
-        if self._alone is not None:
-            self._alone.update.replay()
-            self._alone, self._eager_updates = None, 0
-            return
         key = self._key_of_update()
         if key and key == self._update_key:
             if self._update is None:
@@ -233,22 +206,18 @@ class Replay:
         return (*kernels, self.step.model.training, shapes)
 
     def _key_of_update(self) -> Key:
-        """Empty: the update can't be captured."""
-        constants = self._constants()
-        return constants and (constants, tuple(gradient.data_ptr() for gradient in self.step.gradients()))
-
-    def _constants(self) -> Key:
-        """What an update bakes in; empty: it can't be captured: it decides on the host or runs the recipe's hooks."""
+        """Empty: the update can't be captured, for its optimizer decides on the host or runs hooks of the recipe's."""
         optimizer: Any = self.step.optimizer
         if not self.step.waits_for_nothing or self._hooked() or self.given_up or self._update_captures >= ATTEMPTS:
             return ()
         if not self.step.keep_gradients:
             return ()  # nothing is replayed, so the gradients have no fixed address
-        groups = tuple(
+        with_gradient = tuple(gradient.data_ptr() for gradient in self.step.gradients())
+        constants = tuple(
             tuple((name, value) for name, value in group.items() if name not in ("lr", "params", "initial_lr"))
             for group in optimizer.param_groups
         )
-        return (self.step.scales, groups)
+        return (self.step.scales, with_gradient, constants)
 
     # capturing
 
@@ -269,7 +238,7 @@ class Replay:
             self.given_up = f"Graph replay is given up for this model: {reason}"
 
     def _capture(self, micro: MicroBatch, earlier: MicroBatch) -> _Capture:
-        """The graphs of a key, checked: replay must give the loss and gradient norm that eager gave on two batches."""
+        """Both graphs of a key, checked: replay must give the loss and gradient norm that eager gave on two batches."""
         step, device = self.step, self.step.device
         batches = [step.place(micro), step.place(earlier)]
         static = copied(batches[0])
@@ -284,38 +253,14 @@ class Replay:
                 first = self._record(lambda: step.forward_backward(static, first=True))
             with masks.given():
                 following = self._record(lambda: step.forward_backward(static, first=False))
-
-            def check(graph: torch.cuda.CUDAGraph) -> None:
-                for batch, wanted in zip(batches, expected):
-                    rewind()
-                    fill(static, batch)
-                    graph.replay()
-                    self._compare(wanted)
-
-            check(first)
-            with masks.given():
-                alone = self._record_alone(static, check) if self._constants() else None
-        if alone is not None and self._update is None:
-            self._update_key, self._update = self._key_of_update(), self._capture_update()
+            capture = _Capture(static, first, following)
+            for batch, wanted in zip(batches, expected):
+                rewind()
+                fill(static, batch)
+                capture.first.replay()
+                self._compare(wanted)
         self._measure_pool()
-        return _Capture(static, first, following, alone)
-
-    def _record_alone(self, static: Any, check: Callable[[torch.cuda.CUDAGraph], None]) -> _Alone | None:
-        """None: there is no room."""
-        step = self.step
-        gradients = [parameter.grad for parameter in step.parameters]
-        try:
-            step.keep_gradients = False  # backward makes them, in the graphs' memory
-            forward_backward = self._record(lambda: step.forward_backward(static, first=True))
-            check(forward_backward)
-            step.keep_gradients = True
-            return _Alone(forward_backward, self._record(step.apply), self._constants())
-        except torch.OutOfMemoryError:
-            return None
-        finally:
-            step.keep_gradients = True
-            for parameter, gradient in zip(step.parameters, gradients):
-                parameter.grad = gradient
+        return capture
 
     def _measure_pool(self) -> None:
         """By the allocator's list of segments, which is too long to be read often."""
@@ -345,8 +290,7 @@ class Replay:
             )
 
     def _record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        # The graphs share one pool: nothing that one leaves there is read later, for all outputs have memory of their
-        # own, but the gradients of a micro-batch alone, which its update reads before anything else is replayed.
+        # The graphs share one pool: nothing that one leaves there is read later, all outputs have memory of their own.
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(self.step.device)
