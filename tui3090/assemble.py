@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def assemble(
     device, name, uuid = choose_device(plan, say)
     seed_before_recipe = 0 if plan.seed is None else plan.seed
     torch.manual_seed(seed_before_recipe)  # the weights that a recipe draws are the same in every run
-    with stage("train.py") as detail:
+    with stage("train.py") as detail, _default_stream(device):
         recipe = (load or load_recipe)(plan.recipe, plan.options)
         detail.append(plan.recipe.name)
     seed = recipe.seed if plan.seed is None else plan.seed
@@ -206,6 +206,11 @@ def choose_device(plan: RunPlan, say: Callable[[str, str], None]) -> tuple[torch
         share = plan.vram_gib * 2**30 / properties.total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
     return device, properties.name, f"GPU-{properties.uuid}"
+
+
+def _default_stream(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, work goes where other programs have it: bitsandbytes quantizes there, whichever stream is current."""
+    return torch.cuda.stream(torch.cuda.default_stream(device)) if device.type == "cuda" else nullcontext()
 
 
 def _place(model: nn.Module, device: torch.device) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -142,4 +143,11 @@ class Switches:
         self._trainer.job.step.drop_gradients()
         garbage.collect()
         if self._trainer.job.machine.cuda:
+            _wait_for_autograd(self._trainer.job.machine.device)
             torch.cuda.empty_cache()
+
+
+def _wait_for_autograd(device: torch.device) -> None:
+    """Autograd's thread may still be letting go of a backward that failed; it is done with it before it does this."""
+    with suppress(torch.OutOfMemoryError):
+        (torch.ones((), device=device, requires_grad=True) * 1).backward()

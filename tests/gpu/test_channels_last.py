@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,15 @@ pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a 
 WIDTH = 64
 TOLERANCE = {"off": 1e-4, "bf16": 3e-2, "fp16": 5e-3}
 """Of the losses of 16 windows, relatively, against the other order in memory."""
+
+
+@pytest.fixture(autouse=True)
+def convolutions_in_fp32() -> Iterator[None]:
+    """By torch's default cuDNN takes TF32 for them, with another rounding in each order."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
 
 
 @pytest.mark.parametrize("amp", TOLERANCE)

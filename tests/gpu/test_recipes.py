@@ -16,6 +16,7 @@ pytest.importorskip("peft")
 from tests.conftest import Ran, Train
 from tests.recipes.conftest import Make, make, tiny_folder  # noqa: F401 (fixtures)
 from tests.reference import plain_loop
+from tui3090 import assemble
 from tui3090.feed import Feed
 from tui3090.recipe import Recipe, RecipeError
 from tui3090.records import Change, Changed, Event, StepRecord
@@ -154,6 +155,26 @@ def test_a_quantized_base_trains_or_says_what_is_missing(train: Train, make: Mak
     ran = train(replace(made, eval_data=None, metrics=None, epochs=100), device="cuda:0", steps=30)
     assert ran.status == 0, ran.records[-1]
     assert sum(ran.losses[-5:]) < sum(ran.losses[:5])
+
+
+def test_a_recipe_is_loaded_on_the_default_stream(
+    train: Train,
+    make: Make,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """bitsandbytes quantizes there, whichever is current: what it reads must have been copied there."""
+    seen: list[torch.cuda.Stream] = []
+    load = assemble.load_recipe
+
+    def noted(*given: Any) -> Recipe:
+        seen.append(torch.cuda.current_stream())
+        return load(*given)
+
+    monkeypatch.setattr(assemble, "load_recipe", noted)
+    ran = train(recipe(make, "bert"), device="cuda:0", steps=2)
+    assert ran.status == 0, ran.records[-1]
+    assert seen == [torch.cuda.default_stream()]
+    assert torch.cuda.current_stream() != torch.cuda.default_stream(), "training has a stream of its own"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "lora"])

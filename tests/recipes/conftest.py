@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,9 @@ def make(tiny_folder: Path) -> Make:
         model = tiny_folder / ("llama" if name == "lora" else name)
         given = {"model": str(model), "data": str(tiny_folder / f"{name}.jsonl"), "max_length": 128, **options}
         torch.manual_seed(0)
-        recipe: Recipe = import_module(f"tui3090.recipes.{name}").recipe(**given)
+        # where a run loads it: one before in this thread has left a stream of its own as the current one
+        with torch.cuda.stream(torch.cuda.default_stream()) if torch.cuda.is_available() else nullcontext():
+            recipe: Recipe = import_module(f"tui3090.recipes.{name}").recipe(**given)
         return recipe
 
     return made
