@@ -16,6 +16,9 @@ from tui3090.recipe import Recipe
 Make = Callable[..., Recipe]
 
 
+CARD = torch.cuda.is_available()
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """On one thread, because two that wait for each other crawl on a busy machine."""
@@ -65,7 +68,7 @@ def make(tiny_folder: Path) -> Make:
         given = {"model": str(model), "data": str(tiny_folder / f"{name}.jsonl"), "max_length": 128, **options}
         torch.manual_seed(0)
         # where a run loads it: one before in this thread has left a stream of its own as the current one
-        with torch.cuda.stream(torch.cuda.default_stream()) if torch.cuda.is_available() else nullcontext():
+        with torch.cuda.stream(torch.cuda.default_stream()) if CARD else nullcontext():
             recipe: Recipe = import_module(f"tui3090.recipes.{name}").recipe(**given)
         return recipe
 
