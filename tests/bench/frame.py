@@ -1,10 +1,12 @@
 """What a frame of the dashboard costs: CPU time and bytes to the terminal, of the real app on a pty.
 
-    python -m tests.bench.frame [--frames N] [--profile]
+    python -m tests.bench.frame [--frames N] [--every SECONDS] [--profile]
 
 The records are those of a run on an H200 (tests/data), 15 steps and a reading for each frame, as half a second at 30
 steps a second brings. The CPU time is that of the whole process between frames, looking for records, Textual and the
-thread that writes included; it is counted in runs of ten frames. `--profile` lists what takes it.
+thread that writes included; it is counted in runs of ten frames. A machine that idles between two frames, as in life
+(`--every 0.5`), may take several times as long for each: its caches are cold, and a virtual one was given to others.
+`--profile` lists what takes it.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from tui3090.dashboard import app
 from tui3090.dashboard.app import Dashboard
 from tui3090.dashboard.driver import run_on
 from tui3090.dashboard.terminal import Terminal
@@ -150,8 +153,10 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--frames", type=int, default=400)
+    parser.add_argument("--every", type=float, default=0.02, help="seconds from one frame to the next")
     parser.add_argument("--profile", action="store_true")
     asked = parser.parse_args()
+    app.LOOK_S = asked.every
     print(f"{platform.machine()}, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}", flush=True)
     print("| screen | ms of CPU a frame, median | least | most | bytes a frame |\n|---|---|---|---|---|")
     for columns, rows in ((160, 50), (80, 24)):
