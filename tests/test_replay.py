@@ -21,7 +21,7 @@ from tui3090.optimizers import make_optimizer
 from tui3090.recipe import Recipe
 from tui3090.schedule import Schedule
 from tui3090.step import Step
-from tui3090.techniques.capture import copied
+from tui3090.techniques.capture import copied, trained_in
 from tui3090.techniques.graph import SHAPES, Replay, _Capture
 
 CPU = torch.device("cpu")
@@ -54,6 +54,8 @@ class FakeReplay(Replay):
 
     def _capture(self, micro: MicroBatch, earlier: MicroBatch) -> _Capture:
         static = copied(micro.batch)
+        with torch.random.fork_rng(), trained_in(self.step.parameters) as self._trained:
+            self.step.forward_backward(static, first=True)
         self.step.keep_gradients = True
 
         def run(first: bool) -> None:
@@ -103,6 +105,57 @@ def test_a_short_batch_sees_no_stale_row(accumulate: int, eager: int) -> None:
         assert torch.equal(ours, theirs)
     assert (ran.misses, ran.hits, len(ran._captures)) == (eager, 12 - eager, 2)
     assert ran.said == []
+
+
+class WithMoreForLong(nn.Module):
+    """Trains one layer more where the sequence is long, and another where it is short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 16), nn.Linear(16, 4)
+        self.long, self.short = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.embedding.requires_grad_(False)  # the optimizer is given it all the same
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, words] -> [batch, 4]."""
+        return self.head((self.long if x.shape[1] > 8 else self.short)(self.embedding(x).mean(1)))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("lengths", [[6, 6, 6, 12, 6, 6], [12, 12, 12, 6, 12, 12, 6, 6]])
+def test_no_gradient_is_left_to_a_shape_that_does_not_make_it(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], accumulate: int
+) -> None:
+    """A captured shape zeroes only what it knows: the layer that another one trains must not be stepped again."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    generator = torch.Generator().manual_seed(2)
+    given = [
+        {"x": torch.randint(50, (4, n), generator=generator), "labels": torch.randint(4, (4,), generator=generator)}
+        for n in lengths
+        for _ in range(accumulate)
+    ]
+    windows = [given[i : i + accumulate] for i in range(accumulate - 1, len(given) - accumulate + 1, accumulate)]
+
+    def made() -> Recipe:
+        torch.manual_seed(3)
+        return Recipe(
+            model=WithMoreForLong(),
+            train_data=[0],
+            loss=loss_of,
+            batch_size=4,
+            optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
+        )
+
+    recipes = made(), made()
+    ran, losses = stepped(recipes[0], windows, replayed=True)
+    _, expected = stepped(recipes[1], windows, replayed=False)
+    assert ran.hits, "it began to replay"
+    assert ran.said == [ran.given_up]
+    assert "other parameters" in ran.given_up
+    assert losses == expected
+    for ours, theirs in zip(recipes[0].model.parameters(), recipes[1].model.parameters()):
+        assert torch.equal(ours, theirs)
 
 
 class OverWords(nn.Module):

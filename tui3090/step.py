@@ -95,7 +95,8 @@ class Step:
         self._clip_norm = recipe.clip_norm
         self.blocks = blocks
         """The layers that checkpointing cuts at."""
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        """Those that are trained, in the optimizer's order."""
         self._share = torch.zeros((), device=device)
         self._report = torch.zeros(4, device=device)
         self._one = torch.ones((), device=device)
@@ -109,7 +110,7 @@ class Step:
 
     def gradients(self) -> list[Tensor]:
         """The gradients there are, in the optimizer's order."""
-        return [p.grad for p in self._parameters if p.grad is not None]
+        return [p.grad for p in self.parameters if p.grad is not None]
 
     def drop_gradients(self) -> None:
         """Free their memory: a window is given up."""
@@ -151,7 +152,7 @@ class Step:
         """No gradient and no loss yet."""
         self.loss.zero_()
         if not self.keep_gradients:
-            for parameter in self._parameters:
+            for parameter in self.parameters:
                 parameter.grad = None
         elif gradients := self.gradients():
             torch._foreach_zero_(gradients)

@@ -263,3 +263,29 @@ def test_other_optimizers_run_outside_the_graph_with_the_same_result(train: Trai
         ran = train(recipe(optimizer=maker), settings=REPLAY, device="cuda:0")
         assert any(replayed(ran))
         assert ran.losses == eager.losses
+
+
+def test_a_model_that_trains_other_parameters_for_another_shape_gives_replay_up(
+    train: Train, deterministic: None
+) -> None:
+    """A captured shape zeroes the gradients that it knows, and no others."""
+
+    class Uneven(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.few, self.many, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head((self.many if len(x) > 4 else self.few)(x))
+
+    def run(settings: Settings) -> Any:
+        torch.manual_seed(3)
+        data = DataLoader(samples(40, width=64), batch_sampler=Sizes(4, 4, 4, 8, 4, 4, times=1))
+        return train(recipe(model=Uneven(), train_data=data, epochs=2), settings=settings, device="cuda:0")
+
+    eager, ran = run(Settings()), run(REPLAY)
+    assert replayed(ran)[1], "it began to replay"
+    assert any("other parameters" in event.text for event in ran.of(Event))
+    assert ran.losses == eager.losses
+    for name, value in ran.weights.items():
+        assert torch.equal(value, eager.weights[name]), name

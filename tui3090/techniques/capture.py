@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,19 @@ def own_workspaces() -> Iterator[None]:
         yield
     finally:
         torch._C._cuda_clearCublasWorkspaces()
+
+
+@contextmanager
+def trained_in(parameters: Sequence[Tensor]) -> Iterator[set[Tensor]]:
+    """Gives the parameters that get a gradient inside, which the set holds afterwards."""
+    trained: set[Tensor] = set()
+    learning = (parameter for parameter in parameters if parameter.requires_grad)
+    hooks = [parameter.register_post_accumulate_grad_hook(trained.add) for parameter in learning]
+    try:
+        yield trained
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def reason_of(error: BaseException) -> str:

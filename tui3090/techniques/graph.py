@@ -20,7 +20,7 @@ from torch.nn.utils import get_total_norm
 
 from tui3090 import garbage
 from tui3090.settings import Settings
-from tui3090.techniques.capture import cleared_up, copied, fill, own_workspaces, reason_of, restored, room
+from tui3090.techniques.capture import cleared_up, copied, fill, own_workspaces, reason_of, restored, room, trained_in
 from tui3090.techniques.masks import MaskAnswers
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ TOLERANCE, AMP_TOLERANCE = 1e-5, 1e-2
 """How far replay's loss and gradient norm may be from eager's, relatively."""
 EAGER_UPDATES = 5
 """In a row beside graphs, after which it is told that the optimizer's step runs outside of them."""
+UNEVEN = "it trains other parameters for one batch shape than for another"
 ATTEMPTS = 3
 """Failed captures after which the technique is given up for this model."""
 
@@ -79,6 +80,10 @@ class Replay:
         self._update_key: Key = ()
         self._update_captures = 0
         self._eager_updates, self._outside_told = 0, False
+        self._trained: set[Tensor] = set()
+        """The parameters that every captured batch gives a gradient."""
+        self._touched: set[Tensor] = set()
+        """Those that the window has given one so far."""
         self.pool_bytes = 0
         """What the graphs keep for their activations and no tensor holds: reserved by the allocator, not allocated."""
         self.given_up = ""
@@ -114,6 +119,7 @@ class Replay:
 
     def prepare(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Capture the keys of this window that were seen in an earlier one."""
+        self._touched = set()
         for micro in micro_batches:
             key = self._key(micro)
             if key in self._captures or key in self._refused or self.given_up:
@@ -130,14 +136,31 @@ class Replay:
         capture = self._captures.get(self._key(micro))
         if capture is None:
             self.make_room()
-            self.step.accumulate(micro, share, first)
+            self._accumulate_eagerly(micro, share, first)
             return
         self.step.mark("copy")
         self.step.set_share(share)
         fill(capture.static, micro.batch if micro.ready is None else self.step.place(micro))
         self.step.mark("graph")
         (capture.first if first else capture.next).replay()
+        self._touched |= self._trained
         self.step.mark("other")
+
+    def _accumulate_eagerly(self, micro: MicroBatch, share: float, first: bool) -> None:
+        """Beside graphs, which zero the gradients that they know, and no others: all batches must train the same."""
+        if not self.step.keep_gradients:
+            self.step.accumulate(micro, share, first)
+            return
+        with trained_in(self.step.parameters) as trained:
+            self.step.accumulate(micro, share, first)
+        self._touched |= trained
+        if trained != self._trained:
+            for parameter in self.step.parameters:
+                if parameter not in self._touched:
+                    parameter.grad = None  # as if no graph had ever kept it
+            self.release()
+            self.given_up = f"Graph replay is given up for this model: {UNEVEN}"
+            self._say(self.given_up)
 
     def update(self) -> None:
         """As `Step.update`."""
@@ -245,7 +268,10 @@ class Replay:
         step.set_share(1.0)
         masks = MaskAnswers(batches[0])
         with restored(step.model, device) as rewind:
-            expected = [self._eager(batch, rewind, masks) for batch in batches]
+            with trained_in(step.parameters) as trained:
+                expected = [self._eager(batch, rewind, masks) for batch in batches]
+            if self._captures and trained != self._trained:
+                raise RuntimeError(UNEVEN)
             if not torch.stack(expected).isfinite().all():
                 raise NotFinite
             step.keep_gradients = True
@@ -260,6 +286,7 @@ class Replay:
                 capture.first.replay()
                 self._compare(wanted)
         self._measure_pool()
+        self._trained = trained
         return capture
 
     def _measure_pool(self) -> None:
