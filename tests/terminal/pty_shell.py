@@ -162,7 +162,9 @@ class Shell:
     def steps(self, run: str = "run") -> int:
         """The optimizer steps that the run's log has so far."""
         records = self.folder / run / "records.jsonl"
-        return records.read_bytes().count(b'"type": "step"') if records.exists() else 0
+        lines = records.read_bytes() if records.exists() else b""
+        more = sum(int(steps) - 1 for steps in re.findall(rb'"type": "step".*"steps": (\d+)', lines))
+        return lines.count(b'"type": "step"') + more  # in a long run a line stands for several
 
     def run_info(self, run: str = "run") -> dict[str, Any]:
         """The run's run.json."""
