@@ -34,9 +34,10 @@ TOLERANCE, AMP_TOLERANCE = 1e-5, 1e-2
 """How far replay's loss and gradient norm may be from eager's, relatively."""
 EAGER_UPDATES = 5
 """In a row beside graphs, after which it is told that the optimizer's step runs outside of them."""
-UNEVEN = "it trains other parameters for one batch shape than for another"
 ATTEMPTS = 3
 """Failed captures after which the technique is given up for this model."""
+UNEVEN = "it trains other parameters for one batch shape than for another"
+"""Why it is given up at once: a graph zeroes the gradients that it knows, and another shape's would be stepped again."""
 
 Key = tuple[Any, ...]
 
