@@ -37,7 +37,7 @@ EAGER_UPDATES = 5
 ATTEMPTS = 3
 """Failed captures after which the technique is given up for this model."""
 UNEVEN = "it trains other parameters for one batch shape than for another"
-"""Why it is given up at once: a graph zeroes the gradients that it knows, and another shape's would be stepped again."""
+"""Why it is given up at once: a graph zeroes the gradients that it knows; another shape's would be stepped again."""
 
 Key = tuple[Any, ...]
 
