@@ -45,7 +45,7 @@ class FakeReplay(Replay):
     def _told(self, text: str) -> None:
         self.said.append(text)
 
-    def make_room(self) -> None:
+    def make_room(self, within_window: bool = False) -> None:
         """There is room. What the graphs read is no batch any more."""
         self.misses += 1
         for capture in self._captures.values():

@@ -29,6 +29,7 @@ def replay() -> Replay:
         keep_gradients=False,
         scales=False,
         gradients=lambda: [],
+        parameters=list(model.parameters()),
     )
     return Replay(step, contextlib.nullcontext, lambda text: None)
 
@@ -90,3 +91,24 @@ def test_graphs_are_released_before_an_eager_pass_that_would_not_fit_beside_them
     if released:  # and captured again when the shape comes for the second time
         made.prepare([micro(4)])
         assert made.captures([micro(4)])
+
+
+def test_gradients_outlive_graphs_that_are_released_within_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie in the graphs' memory, which would be kept for them."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    made = replay()
+    made.step.device = torch.device("cpu")
+    weight, bias = made.step.parameters
+    for within_window in (True, False):
+        made._captures[made._key(micro(4))] = object()  # type: ignore[assignment]
+        weight.grad = held = torch.full_like(weight, 2.0)
+        made.release(within_window)
+        assert not made.live
+        assert bias.grad is None
+        if within_window:
+            assert weight.grad is not None
+            assert torch.equal(weight.grad, held)
+            assert weight.grad.data_ptr() != held.data_ptr()
+        else:
+            assert weight.grad is None

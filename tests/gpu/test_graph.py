@@ -196,6 +196,46 @@ class Sizes:
         return len(self._sizes)
 
 
+@pytest.mark.parametrize("amp", ["off", "bf16"])
+def test_the_first_shape_s_backward_makes_the_gradients_that_all_add_to(
+    train: Train, deterministic: None, amp: str
+) -> None:
+    """In the graphs' memory: zeroing them first would cost reading and writing all of them once more."""
+
+    def run(settings: Settings) -> Any:
+        data = DataLoader(samples(40, width=64), batch_sampler=Sizes(4, 4, 4, 8, 4, 8, 8, 4))
+        return train(recipe(train_data=data, epochs=2), settings=settings, device="cuda:0")
+
+    settings = Settings(graph=True, amp=amp, accumulate=2)
+    eager, ran = run(settings.having("graph", False)), run(settings)
+    assert ran.losses == eager.losses
+    assert sum(replayed(ran)) > len(ran.losses) // 2
+    replay = ran.trainer.replay
+    pool = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(replay._pool)]
+    gradients = replay.step.gradients()
+    assert gradients
+    for gradient in gradients:
+        assert any(0 <= gradient.data_ptr() - s["address"] < s["total_size"] for s in pool)
+
+
+def test_graphs_released_within_a_window_take_no_gradient_with_them(
+    train: Train, deterministic: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tui3090.techniques.graph.room", lambda device: 0.0)
+
+    def run(settings: Settings) -> Any:
+        data = DataLoader(samples(40, width=64), batch_sampler=Sizes(4, 4, 4, 4, 4, 4, 4, 4, 2, 4, 4, 4))
+        return train(recipe(train_data=data, epochs=2), settings=settings, device="cuda:0")
+
+    settings = Settings(graph=True, accumulate=3)
+    eager, ran = run(settings.having("graph", False)), run(settings)
+    assert sum(replayed(ran)) > 5
+    assert sum("graphs released to make room" in event.text for event in ran.of(Event)) > 2
+    assert ran.losses == eager.losses
+    for name, value in ran.weights.items():
+        assert torch.equal(value, eager.weights[name]), name
+
+
 def test_failed_captures_give_their_memory_back_and_are_not_tried_for_ever(train: Train) -> None:
     calls: list[bool] = []
 

@@ -21,6 +21,7 @@ from tui3090.feed import Feed
 from tui3090.recipe import Recipe, RecipeError
 from tui3090.records import Change, Changed, Event, StepRecord
 from tui3090.settings import Settings
+from tui3090.techniques import offload
 from tui3090.techniques.graph import SHAPES
 
 pytestmark = [
@@ -198,7 +199,10 @@ def test_what_changes_no_numbers_changes_none(
     make: Make,  # noqa: F811
     name: str,
     technique: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(offload, "LEAST", 64)
+    monkeypatch.setattr(offload, "STAY", 1)  # the models have two blocks
     value = {"offload": True, "prefetch": 2, "workers": 1}[technique]
     plain = train(recipe(make, name), device="cuda:0", steps=12)
     script = {3: [Change(technique, value)], 9: [Change(technique, type(value)())]}
@@ -206,6 +210,7 @@ def test_what_changes_no_numbers_changes_none(
     assert ran.status == 0, ran.records[-1]
     assert [change.new for change in ran.of(Changed)] == [value, type(value)()]
     assert not [event for event in ran.of(Event) if event.level == "error"]
+    assert any(event.text.startswith("offload: ") for event in ran.of(Event)) == (technique == "offload")
     assert ran.losses == plain.losses
 
 

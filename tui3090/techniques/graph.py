@@ -1,8 +1,8 @@
 """CUDA graph replay: a step's kernels recorded once for each shape, then launched together.
 
-`Replay` wraps `Step`: two captures for a key, *first* (zeroes the gradients, then accumulates) and *next*
-(accumulates), over one set of gradients, and the update apart, so that accumulation, learning rate and pausing need
-no new capture.
+`Replay` wraps `Step`: two captures for a key, *first* (begins a window's gradients) and *next* (adds to them), over one
+set of gradients, and the update apart, so that accumulation, learning rate and pausing need no new capture. The first
+key's backward makes that set, as eager's does; other keys' zero it and add, for they must write to the same addresses.
 A key is captured when it is seen for the second time: the first time runs eagerly, which makes the optimizer's state,
 warms the libraries up, keeps a second real batch to check the capture with, and never captures a shape that comes once.
 """
@@ -95,8 +95,11 @@ class Replay:
         """Whether there are graphs, which keep their activations' memory."""
         return bool(self._captures) or self._update is not None
 
-    def release(self) -> None:
-        """Drop every graph and give its memory back; what is still wanted is captured again when it comes."""
+    def release(self, within_window: bool = False) -> None:
+        """Drop every graph and give its memory back; what is still wanted is captured again when it comes.
+
+        `within_window`: the gradients so far are still wanted, and leave the graphs' memory for their own.
+        """
         had = self.live
         self._captures.clear()
         self._seen.clear()
@@ -105,15 +108,18 @@ class Replay:
         self.step.keep_gradients = False
         if had:
             torch.cuda.synchronize(self.step.device)  # nothing may still be replaying; this is no step's hot path
+            for parameter in self.step.parameters:
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.clone() if within_window else None
             garbage.collect()
             torch.cuda.empty_cache()
 
-    def make_room(self) -> None:
+    def make_room(self, within_window: bool = False) -> None:
         """Before an eager pass: release the graphs if what they hold may be missed."""
         if not self.live:
             return
         if room(self.step.device) < self.pool_bytes:
-            self.release()
+            self.release(within_window)
             self._say("graphs released to make room for an eager pass; they are captured again after it")
 
     # what the trainer calls, as on Step
@@ -136,7 +142,7 @@ class Replay:
         """As `Step.accumulate`."""
         capture = self._captures.get(self._key(micro))
         if capture is None:
-            self.make_room()
+            self.make_room(within_window=not first)
             self._accumulate_eagerly(micro, share, first)
             return
         self.step.mark("copy")
@@ -159,7 +165,7 @@ class Replay:
             for parameter in self.step.parameters:
                 if parameter not in self._touched:
                     parameter.grad = None  # as if no graph had ever kept it
-            self.release()
+            self.release(within_window=True)
             self.given_up = f"Graph replay is given up for this model: {UNEVEN}"
             self._say(self.given_up)
 
@@ -275,9 +281,11 @@ class Replay:
                 raise RuntimeError(UNEVEN)
             if not torch.stack(expected).isfinite().all():
                 raise NotFinite
-            step.keep_gradients = True
+            if not self._captures:
+                step.drop_gradients()  # this graph's backward makes them, in the graphs' memory
             with masks.given():
                 first = self._record(lambda: step.forward_backward(static, first=True))
+            step.keep_gradients = True
             with masks.given():
                 following = self._record(lambda: step.forward_backward(static, first=False))
             capture = _Capture(static, first, following)
@@ -318,7 +326,7 @@ class Replay:
             )
 
     def _record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        # The graphs share one pool: nothing that one leaves there is read later, all outputs have memory of their own.
+        # The graphs share one pool: of what one leaves there, a later one reads only the gradients, which are held.
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(self.step.device)
