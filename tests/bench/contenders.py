@@ -1,7 +1,7 @@
 """Our engine beside the loops that people train with, in turns in one process.
 
     python -m tests.bench.contenders [WORKLOAD ...] [--amp off bf16 fp16] [--rounds N] [--small]
-    python -m tests.bench.contenders --aims [WORKLOAD | dashboard | traceml ...] [--seconds N] [--small]
+    python -m tests.bench.contenders --aims [TRIAL ...] [--seconds N] [--small]
 
 Workloads: 1x128, 8x1024 and largest (GPT-2 124M), bert (BERT-large, 16 x 512), loader (Python work per sample, loaded
 by `--workers` processes). The contenders: our engine without a screen, eagerly and on a card by replay, and on a card
@@ -14,8 +14,8 @@ median of the turns, the rate over the hand-written loop's in the same round, it
 (bootstrap), and MFU: the model FLOPs that the engine counts over the card's peak. A library that runs another precision
 than it was asked for (fp16 on a CPU) is left out. `--small` shows on any CPU that it works; its figures say nothing.
 
-`--aims` runs only what the aims need (aims.py), the weightiest first, and says of each whether it is met; `--seconds`:
-after so many none is begun.
+`--aims` runs only what the aims need (aims.py has the names of the trials), the weightiest first, and says of each
+whether it is met; `--seconds`: after so many none is begun.
 """
 
 from __future__ import annotations
