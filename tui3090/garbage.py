@@ -26,9 +26,13 @@ def later() -> Iterator[None]:
         gc.enable()
 
 
+def set_aside() -> None:
+    """Set aside all there is, without a look at it: modules that have just been imported stay."""
+    gc.freeze()
+
+
 def freeze() -> None:
-    """Collect everything, then set aside what is left."""
-    gc.unfreeze()
+    """Collect what is not set aside yet, then set aside what is left."""
     gc.collect()
     gc.freeze()
     # Python puts a full collection off until a quarter as many objects are new as the last one left: now it left none
@@ -38,6 +42,7 @@ def freeze() -> None:
 def collect() -> None:
     """Collect everything, also what was set aside and is in use no more; it takes as long as before `freeze`."""
     if gc.get_freeze_count():
+        gc.unfreeze()
         freeze()
     else:
         gc.collect()
