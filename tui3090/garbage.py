@@ -1,7 +1,8 @@
 """When Python looks for garbage that only cycles keep: between micro-batches, and not among what a run keeps anyway.
 
-A look at all objects of a process with torch takes a tenth of a second, in which nothing is launched. So what is there
-once the first step is done is set aside (`gc.freeze`): after that even a full collection sees only what came later.
+A look at all objects of a process with torch takes a tenth of a second, in which nothing is launched and no key is
+answered. So what importing torch made is set aside unseen (`gc.freeze`), and what is there once the first step is done
+after a look: from then on even a full collection sees only what came later.
 Automatic collection stays on, by Python's own thresholds, except while a micro-batch or an update is being launched;
 what became due meanwhile comes right after. Who has switched it off in his train.py is left alone.
 """

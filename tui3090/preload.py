@@ -1,6 +1,6 @@
 """Loads torch's libraries without the interpreter's lock, which Python's own import holds all the while.
 
-Linking them takes a quarter of a second, and longer when they are not in memory yet; no key would be answered meanwhile.
+Linking them takes a quarter of a second, longer when they are not in memory yet; no key would be answered meanwhile.
 """
 
 from __future__ import annotations
