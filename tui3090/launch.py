@@ -39,7 +39,7 @@ class TrainerThread(threading.Thread):
                 import torch
 
                 from tui3090.trainer import Trainer
-            garbage.set_aside()
+                garbage.set_aside()
 
             seconds = time.perf_counter() - began
             self._emit(Stage(time=time.time(), name="torch", seconds=seconds, detail=torch.__version__))
