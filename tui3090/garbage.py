@@ -1,7 +1,8 @@
 """When Python looks for garbage that only cycles keep: between micro-batches, and not among what a run keeps anyway.
 
-A look at all objects of a process with torch takes a tenth of a second, in which nothing is launched. So what is there
-once the first step is done is set aside (`gc.freeze`): after that even a full collection sees only what came later.
+A look at all objects of a process with torch takes a tenth of a second, in which nothing is launched and no key is
+answered. So what importing torch made is set aside unseen (`gc.freeze`), and what is there once the first step is done
+after a look: from then on even a full collection sees only what came later.
 Automatic collection stays on, by Python's own thresholds, except while a micro-batch or an update is being launched;
 what became due meanwhile comes right after. Who has switched it off in his train.py is left alone.
 """
@@ -26,9 +27,13 @@ def later() -> Iterator[None]:
         gc.enable()
 
 
+def set_aside() -> None:
+    """Set aside all there is, without a look at it: modules that have just been imported stay."""
+    gc.freeze()
+
+
 def freeze() -> None:
-    """Collect everything, then set aside what is left."""
-    gc.unfreeze()
+    """Collect what is not set aside yet, then set aside what is left."""
     gc.collect()
     gc.freeze()
     # Python puts a full collection off until a quarter as many objects are new as the last one left: now it left none
@@ -38,6 +43,7 @@ def freeze() -> None:
 def collect() -> None:
     """Collect everything, also what was set aside and is in use no more; it takes as long as before `freeze`."""
     if gc.get_freeze_count():
+        gc.unfreeze()
         freeze()
     else:
         gc.collect()

@@ -7,8 +7,10 @@ import time
 import traceback
 from collections.abc import Callable
 
+from tui3090 import garbage
 from tui3090.link import Commands
 from tui3090.meters.poller import Poller
+from tui3090.preload import libraries_first
 from tui3090.records import Record, Stage, State
 from tui3090.settings import RunPlan
 
@@ -33,9 +35,11 @@ class TrainerThread(threading.Thread):
             if self._plan.resume:  # the folder's log may say that the run is over
                 self._emit(State(time=time.time(), state="loading", detail="to go on from a save"))
             self._emit(Stage(time=time.time(), name="torch"))
-            import torch
+            with garbage.later(), libraries_first():  # looking through modules, which stay, would hold up keys too
+                import torch
 
-            from tui3090.trainer import Trainer
+                from tui3090.trainer import Trainer
+                garbage.set_aside()
 
             seconds = time.perf_counter() - began
             self._emit(Stage(time=time.time(), name="torch", seconds=seconds, detail=torch.__version__))

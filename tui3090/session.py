@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tui3090 import garbage
 from tui3090.afterwards import become_show
 from tui3090.dashboard.first_paint import first_paint
 from tui3090.dashboard.terminal import Terminal, open_terminal
@@ -180,10 +181,11 @@ class Session:
     def _on_screen(self, terminal: Terminal, output: OutputLog) -> bool:
         """Run the dashboard. Returns whether the run is done with; False: the screen is lost and training goes on."""
         first_paint(terminal, self._view)
-        from tui3090.dashboard.app import Dashboard
-        from tui3090.dashboard.driver import run_on
-        from tui3090.dashboard.others import REST_S, read_last_run
-        from tui3090.dashboard.source import LiveSource
+        with garbage.later():
+            from tui3090.dashboard.app import Dashboard
+            from tui3090.dashboard.driver import run_on
+            from tui3090.dashboard.others import REST_S, read_last_run
+            from tui3090.dashboard.source import LiveSource
 
         def start() -> None:
             output.take_streams()
