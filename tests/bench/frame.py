@@ -3,7 +3,8 @@
     python -m tests.bench.frame [--frames N] [--every SECONDS] [--profile]
 
 The records are those of a run on an H200 (tests/data), 15 steps and a reading for each frame, as half a second at 30
-steps a second brings. The CPU time is that of the whole process between frames, looking for records, Textual and the
+steps a second brings, and where a step's time goes with every other; the clock that the screen sees moves by half a
+second a frame. The CPU time is that of the whole process between frames, looking for records, Textual and the
 thread that writes included; it is counted in runs of ten frames. A machine that idles between two frames, as in life
 (`--every 0.5`), may take several times as long for each: its caches are cold, and a virtual one was given to others.
 `--profile` lists what takes it.
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import termios
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,15 +36,30 @@ from pathlib import Path
 from tui3090.dashboard import app
 from tui3090.dashboard.app import Dashboard
 from tui3090.dashboard.driver import run_on
+from tui3090.dashboard.governor import FRAME_S, Governor
 from tui3090.dashboard.terminal import Terminal
 from tui3090.dashboard.view import View
-from tui3090.records import Command, Reading, Record, State, StepRecord
+from tui3090.records import Command, Phases, Profiled, Reading, Record, State, StepRecord
 from tui3090.runlog import RecordReader
 
 REAL = Path(__file__).parents[1] / "data" / "h200.jsonl"
 STEPS, RUN_OF = 15, 10
 WARM_UP = 40
 """Frames that don't count."""
+PROFILED = Profiled(
+    time=time.time(),
+    step=1,
+    tensor_core_share=0.78,
+    busy_share=0.93,
+    without="layer_norm 9 %, gelu 6 %, AdamW 5 %",
+    unknown_share=0.02,
+    fp32_share=0.0,
+    kernels=900,
+    kernel_s=0.03,
+)
+PHASES = Phases(
+    time=0.0, step=1, seconds=0.033, data_s=0.0004, copy_s=0.0002, forward_s=0.01, backward_s=0.018, optimizer_s=0.003
+)
 
 
 class Frames:
@@ -53,10 +70,12 @@ class Frames:
 
     def __init__(self, frames: int) -> None:
         self._left = frames + WARM_UP
-        self._records = _batches()
+        # made beforehand: in a run it is the trainer that makes them
+        self._records = deque(_batches(self._left + 2))
         self.cpu: list[float] = []
         """Of the process at every tenth frame's start, seconds."""
         self.app: Dashboard | None = None
+        self.now = time.time()
 
     def start(self) -> None:
         """Nothing stands behind it."""
@@ -69,41 +88,36 @@ class Frames:
         self._left -= 1
         if self._left < 0:
             self.app.exit()
-        return next(self._records)
+        records = self._records.popleft()
+        self.now = records[-1].time
+        return records
 
     def send(self, command: Command) -> None:
         """No keys are pressed."""
 
 
-class AlwaysDue:
-    """In place of the governor: every look paints."""
-
-    share = 0.005
+class AlwaysDue(Governor):
+    """Counts as the governor does, but paints at every look."""
 
     def due(self, now: float) -> bool:
         """Yes."""
+        super().due(now)
         return True
 
-    def painted(self, now: float) -> None:
-        """Nothing to note."""
 
-    def excuse(self) -> float:
-        """Nothing is charged."""
-        return 0.0
-
-
-def _batches() -> Iterator[list[Record]]:
+def _batches(frames: int) -> Iterator[list[Record]]:
     real = RecordReader(REAL).read(1 << 30)
     steps = [r for r in real if isinstance(r, StepRecord) and not r.skipped]
     readings = [r for r in real if isinstance(r, Reading) and r.allocated is not None]
     others = [r for r in real if not isinstance(r, (StepRecord, Reading, State))]
     began = time.time()
-    yield [*others, State(time=began, state="training")]
-    for frame in itertools.count():
-        now = began + frame * 0.5
+    yield [*others, PROFILED, State(time=began, state="training")]
+    for frame in range(frames):
+        now = began + frame * FRAME_S
         numbers = range(frame * STEPS, (frame + 1) * STEPS)
         yield [
             *(replace(steps[n % len(steps)], time=now, step=n + 1, planned_steps=1_000_000) for n in numbers),
+            *([replace(PHASES, time=now, optimizer_s=PHASES.optimizer_s + frame % 7 * 1e-5)] if frame % 2 else []),
             replace(readings[frame % len(readings)], time=now),
         ]
 
@@ -111,8 +125,9 @@ def _batches() -> Iterator[list[Record]]:
 def draw(frames: int, profiled: bool, answer: Path) -> None:
     """In the child, whose terminal is the pty: write what frames cost to `answer`."""
     source = Frames(frames)
-    source.app = Dashboard(source, View(name="gpt"))
-    source.app._governor = AlwaysDue()  # type: ignore[assignment]
+    (answer.parent / "output.log").touch()
+    source.app = Dashboard(source, View(name="gpt", folder=str(answer.parent)), lambda: source.now)
+    source.app._governor = AlwaysDue(time.monotonic())
     profile = cProfile.Profile()
     if profiled:
         profile.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from textual.app import App, ComposeResult
@@ -12,7 +13,7 @@ from tests.dashboard.views import texts
 from tui3090.dashboard.frame import paint
 from tui3090.dashboard.layout import Form, Place
 from tui3090.dashboard.panel import Panel
-from tui3090.dashboard.text import Row, row_width
+from tui3090.dashboard.text import ROLES, Row, row_width
 from tui3090.dashboard.view import View
 
 
@@ -88,24 +89,29 @@ def test_every_size_is_filled_exactly(form: Form, width: int, height: int, words
     assert {row_width(row) for row in rows} == {width}
 
 
+WHOLE = Place(0, 0, 40, 6, "box")
+
+
 class OnePanel(App[None]):
     """A screen with one panel, which counts the rows that are asked of it."""
 
-    def __init__(self, content: Words) -> None:
+    def __init__(self, content: Words, place: Place = WHOLE) -> None:
         super().__init__(ansi_color=True)
         self.panel = Panel(content, "step", "2")
-        self.asked: list[Region] = []
+        self.place = place
+        self.asked: list[Region | None] = []
+        """None: all of them."""
         self.layouts = 0
 
     def compose(self) -> ComposeResult:
         yield self.panel
 
     def on_mount(self) -> None:
-        self.panel.put(Place(0, 0, 40, 6, "box"))
+        self.panel.put(self.place)
         refresh = self.panel.refresh
 
         def counting(*regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Panel:
-            self.asked += regions
+            self.asked += regions or [None]
             self.layouts += layout
             return refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
@@ -116,17 +122,37 @@ async def test_only_rows_that_changed_are_painted_again() -> None:
     content = Words("one", "two", "three")
     app = OnePanel(content)
     async with app.run_test(size=(40, 6)) as pilot:
-        assert app.panel.show(View(), 0.0) == 6
+        app.asked.clear()
+        assert app.panel.show(View(), 0.0) == []  # all of it, by Textual
+        assert app.asked == [None]
         await pilot.pause()
         app.asked.clear()
         app.layouts = 0
-        assert app.panel.show(View(), 0.0) == 0
+        assert app.panel.show(View(), 0.0) == []
         content.words[1] = "2"
-        assert app.panel.show(View(), 0.0) == 1
+        assert app.panel.show(View(), 0.0) == [2]
+        assert app.asked == []
+        app.panel.refresh_rows([2])
         assert app.asked == [Region(0, 2, 40, 1)]
         assert app.layouts == 0
         await pilot.pause()
         assert app.panel.render_lines(Region(0, 2, 40, 1))[0].text == "│ 2                                    │"
+
+
+@pytest.mark.parametrize("place", [WHOLE, Place(7, 3, 20, 4, "ruled")])
+@pytest.mark.parametrize("role", ROLES)
+async def test_the_terminal_gets_a_row_as_textual_paints_it(place: Place, role: str) -> None:
+    class Told(Words):
+        def rows(self, view: View, width: int, height: int, now: float) -> list[Row]:
+            return [[("plain ", "plain"), (word, role)] for word in self.words]
+
+    app = OnePanel(Told("one", "two 漢字 and more than fits", "\x1b[31mthree"), place)
+    async with app.run_test(size=(60, 9)):
+        app.panel.show(View(), 0.0)
+        rows = range(place.height)
+        painted = [app.panel.render_lines(Region(0, y, place.width, 1))[0].render(app.console) for y in rows]
+        expected = [f"\x1b[{place.y + y + 1};{place.x + 1}H{row}" for y, row in enumerate(painted)]
+        assert app.panel.sequences(list(rows)) == "".join(expected)
 
 
 async def test_before_it_was_shown_a_panel_is_blank() -> None:

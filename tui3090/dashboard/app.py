@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from textual import events
+from textual._ansi_sequences import SYNC_END, SYNC_START
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
@@ -157,9 +158,8 @@ class Dashboard(App[int]):
         nothing_to_slow_down = not self._source.live or view.state.state not in TRAINS
         due = self._governor.rest(now) if nothing_to_slow_down else self._governor.due(now)
         if due or read_to_the_end:
-            view.ui_share = self._governor.share
             self._governor.painted(now)
-            self._paint_measured()
+            self._paint()
 
     def _read_on(self, came: bool) -> None:
         """Look again soon where something came; the next look may come first."""
@@ -167,20 +167,21 @@ class Dashboard(App[int]):
             self._reading_on.stop()
         self._reading_on = self.set_timer(READ_ON_S, self._look) if came else None
 
-    def _paint_measured(self) -> None:
-        began = time.thread_time()
-        self._paint()
-        self.call_after_refresh(self._measured, began)
-
-    def _measured(self, began: float) -> None:
-        self._view.frame_s = time.thread_time() - began
-
     def _paint(self) -> None:
         now = self._now()
-        for panel in self._panels.values():
-            panel.show(self._view, now)
-        if self._dialog is not None:
-            self._dialog.show(self._view, now)
+        changed = {panel: panel.show(self._view, now) for panel in self._panels.values()}
+        if self._dialog is None:
+            self._write("".join([panel.sequences(rows) for panel, rows in changed.items() if rows]))
+            return
+        for panel, rows in changed.items():
+            panel.refresh_rows(rows)
+        self._dialog.refresh_rows(self._dialog.show(self._view, now))
+
+    def _write(self, sequences: str) -> None:
+        """Put rows on the terminal, all at once where it can do that."""
+        if sequences and self._driver is not None:
+            whole = SYNC_START + sequences + SYNC_END if self._sync_available else sequences
+            self._driver.write(whole)
 
     def _answer(self) -> None:
         """Paint at once what a key did; that is not charged to the frames' budget."""

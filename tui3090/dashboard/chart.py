@@ -8,11 +8,12 @@ told apart without colour.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from operator import attrgetter, itemgetter
 
 from tui3090.dashboard.text import Row, number
@@ -34,9 +35,11 @@ LETTER_CELLS = 16
 
 _MARK = "┊"
 _ABOVE = "↑"
-_BRAILLE = 0x2800
+_BRAILLES = [chr(0x2800 + bits) for bits in range(256)]
 # The bits of a braille character for the four dots of its left and its right column, top dot in the lowest bit.
 _LEFT = [sum(bit for i, bit in enumerate((0x01, 0x02, 0x04, 0x40)) if dots >> i & 1) for dots in range(16)]
+_RUN = re.compile(r"(.)\1*")
+_ROLES = {role[0]: role for role in ("plain", "dim", "raw", "smooth")}
 _RIGHT = [sum(bit for i, bit in enumerate((0x08, 0x10, 0x20, 0x80)) if dots >> i & 1) for dots in range(16)]
 
 
@@ -200,23 +203,50 @@ def _cells(
     for dots in (raw, smooth, *(dots for _, dots in lines)):
         dots += [0] * (width * 2 - len(dots))
     above = {x // 2 for x, (high, line) in enumerate(zip(columns.high, columns.smooth)) if high > most or line > most}
-    rows: list[Row] = []
-    for y in range(height):
-        cells: list[tuple[str, str]] = []
-        behind = _behind(lines, y, width)
-        for x, (line, band) in enumerate(zip(_braille(smooth, y), _braille(raw, y))):
-            if line:
-                cells.append((chr(_BRAILLE + line), "smooth"))
-            elif y == 0 and x in above:
-                cells.append((_ABOVE, "raw"))
-            elif x in behind:
-                cells.append((behind[x], "dim"))
-            elif band:
-                cells.append((chr(_BRAILLE + band), "raw"))
-            else:
-                cells.append((_MARK, "dim") if x in marks else (" ", "plain"))
-        rows.append([("".join([char for char, _ in run]), role) for role, run in groupby(cells, key=itemgetter(1))])
-    return rows
+    # what comes later lies over what came before
+    grid = _Grid.blank(width, height)
+    for x in marks:
+        for y in range(height):
+            grid.put(x, y, _MARK, "dim")
+    grid.put_dots(raw, "raw")
+    for y in range(height) if lines else ():
+        for x, char in _behind(lines, y, width).items():
+            grid.put(x, y, char, "dim")
+    for x in above:
+        grid.put(x, 0, _ABOVE, "raw")
+    grid.put_dots(smooth, "smooth")
+    return grid.rows()
+
+
+@dataclass(slots=True)
+class _Grid:
+    """Cells of a plot, their characters and the initials of their roles apart; rows are cut into runs of one role."""
+
+    chars: list[list[str]]
+    roles: list[list[str]]
+
+    @classmethod
+    def blank(cls, width: int, height: int) -> _Grid:
+        return cls([[" "] * width for _ in range(height)], [["p"] * width for _ in range(height)])
+
+    def put(self, x: int, y: int, char: str, role: str) -> None:
+        self.chars[y][x], self.roles[y][x] = char, role[0]
+
+    def put_dots(self, dots: list[int], role: str) -> None:
+        """Columns of dots, where there are any: a curve takes few of the cells."""
+        chars, roles, initial = self.chars, self.roles, role[0]
+        for x, (left, right) in enumerate(zip(dots[::2], dots[1::2])):
+            both = left | right
+            for y in range(((both & -both).bit_length() - 1) // 4, (both.bit_length() - 1) // 4 + 1) if both else ():
+                if bits := _LEFT[left >> 4 * y & 15] | _RIGHT[right >> 4 * y & 15]:
+                    chars[y][x], roles[y][x] = _BRAILLES[bits], initial
+
+    def rows(self) -> list[Row]:
+        rows: list[Row] = []
+        for chars, initials in zip(self.chars, self.roles):
+            text, runs = "".join(chars), _RUN.finditer("".join(initials))
+            rows.append([(text[run.start() : run.end()], _ROLES[run[1]]) for run in runs])
+        return rows
 
 
 def _behind(lines: Sequence[tuple[str, list[int]]], y: int, width: int) -> dict[int, str]:
@@ -228,7 +258,7 @@ def _behind(lines: Sequence[tuple[str, list[int]]], y: int, width: int) -> dict[
             if letter and line and (x - 4 * place) % LETTER_CELLS == LETTER_CELLS // 2:
                 cells[x] = letter
             elif bits:
-                cells.setdefault(x, chr(_BRAILLE + bits))
+                cells.setdefault(x, _BRAILLES[bits])
     return cells
 
 
@@ -238,25 +268,30 @@ def _braille(dots: list[int], y: int) -> list[int]:
     return [_LEFT[left >> shift & 15] | _RIGHT[right >> shift & 15] for left, right in zip(dots[::2], dots[1::2])]
 
 
-def _places(least: float, most: float, height: int) -> Callable[[float], int]:
-    """Which dot a value is, from the top."""
-    # halves, so that the difference of two huge numbers stays finite
-    scale = (height - 1) / (most / 2 - least / 2)
-    return lambda value: height - 1 - int(min(max((value / 2 - least / 2) * scale, 0.0), height - 1.0) + 0.5)
+def _scale(least: float, most: float, height: int) -> float:
+    """Dots for a difference of values of 2: halves, so that the difference of two huge numbers stays finite."""
+    return (height - 1) / (most / 2 - least / 2)
+
+
+def _places(values: Sequence[float], least: float, most: float, height: int) -> list[int]:
+    """Which dots values are, from the top; what is outside the range lies at its edge."""
+    scale, half, last = _scale(least, most, height), least / 2, height - 1
+    return [
+        last - int((value / 2 - half) * scale + 0.5) if least <= value <= most else last if value < least else 0
+        for value in values
+    ]
 
 
 def _band_dots(columns: _Columns, least: float, most: float, height: int) -> list[int]:
     """Each column's dots of the raw band as the bits of a number, top dot in the lowest bit."""
-    place = _places(least, most, height)
     chessboard = [sum(1 << y for y in range(parity, height, 2)) for parity in (0, 1)]
     dots: list[int] = []
-    above = below = -1
-    for x, (low, high) in enumerate(zip(columns.low, columns.high)):
-        top, bottom = place(high), place(low)
-        if x:  # a band without holes: reach for the neighbour's
-            reach_top, reach_bottom = min(top, below), max(bottom, above)
-        else:
-            reach_top, reach_bottom = top, bottom
+    tops, bottoms = (_places(values, least, most, height) for values in (columns.high, columns.low))
+    above, below = tops[0], bottoms[0]
+    for x, (top, bottom) in enumerate(zip(tops, bottoms)):
+        # a band without holes: reach for the neighbour's
+        reach_top = below if below < top else top
+        reach_bottom = above if above > bottom else bottom
         filled = ((1 << (reach_bottom - reach_top + 1)) - 1) << reach_top
         dots.append(filled & chessboard[x & 1] | 1 << top | 1 << bottom)
         above, below = top, bottom
@@ -265,7 +300,7 @@ def _band_dots(columns: _Columns, least: float, most: float, height: int) -> lis
 
 def _line_dots(values: Sequence[float], least: float, most: float, height: int) -> list[int]:
     """Each column's dots of a line, likewise."""
-    place = _places(least, most, height)
+    scale, half, last = _scale(least, most, height), least / 2, height - 1
     dots: list[int] = []
     line = -1
     for value in values:
@@ -273,8 +308,8 @@ def _line_dots(values: Sequence[float], least: float, most: float, height: int) 
             dots.append(0)
             line = -1
             continue
-        here = place(value)
-        start, end = (min(here, line), max(here, line)) if line >= 0 else (here, here)
+        here = last - int((value / 2 - half) * scale + 0.5)
+        start, end = (here, here) if line < 0 else (here, line) if here < line else (line, here)
         dots.append(((1 << (end - start + 1)) - 1) << start)
         line = here
     return dots

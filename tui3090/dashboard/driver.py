@@ -27,6 +27,19 @@ LEAVING_S = 1.0
 """How long a terminal that takes nothing holds up leaving."""
 
 
+class Leaving(threading.Event):
+    """Whether the thread that reads should end; set, it does at once."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def set(self) -> None:
+        """Wake it, so that it sees it."""
+        super().set()
+        self._terminal.wake()
+
+
 class TerminalDriver(LinuxDriver):
     """Textual's driver, drawing on and reading from a `Terminal`."""
 
@@ -35,6 +48,7 @@ class TerminalDriver(LinuxDriver):
     def __init__(self, app: App[Any], **options: Any) -> None:
         super().__init__(app, **options)
         self._file = self.terminal  # type: ignore[assignment]
+        self.exit_event = Leaving(self.terminal)
         self.fileno = self.terminal.fileno()
         self.input_tty = True
         self._size = self.terminal.size()  # else Textual guesses from descriptors that are no terminal here
@@ -85,7 +99,8 @@ class TerminalDriver(LinuxDriver):
         parser = XTermParser(self._debug)
         decode = getincrementaldecoder("utf-8")("replace").decode
         while not self.exit_event.is_set():
-            data = self.terminal.read(0.1)
+            # only a sequence that has begun may time out; at other times waking up would cost as much as a frame
+            data = self.terminal.read(0.1 if parser._timeout_time is not None else None)
             if self.terminal.gone:
                 self._app.exit()
                 return

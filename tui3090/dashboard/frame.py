@@ -5,6 +5,7 @@ Nothing here imports Textual.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Protocol
 
 from tui3090.dashboard.layout import Place
@@ -83,10 +84,10 @@ def unframed(content: Content, number: str, place: Place, view: View, now: float
         case "bare":
             above, inside, below = [], content.rows(view, cells, height, now), 0
         case "ruled":
-            above = [_border(content, number, "─", "─", cells, view, now)]
+            above = [_border(content.TITLE, number, "─", "─", cells, content.note(view, now))]
             inside, below = content.rows(view, max(0, cells - 2), height - 1, now), 0
         case "box":
-            above = [_border(content, number, "╭─", "─╮", cells, view, now)]
+            above = [_border(content.TITLE, number, "╭─", "─╮", cells, content.note(view, now))]
             inside, below = content.rows(view, max(0, cells - 4), height - 2, now), 1
     inside = inside[: height - len(above) - below]
     return [*above, *inside, *([[]] * (height - len(above) - len(inside)))]
@@ -108,12 +109,12 @@ def framed(row: Row, y: int, place: Place) -> Row:
     return fit_row(row, cells)
 
 
-def _border(content: Content, number: str, start: str, end: str, cells: int, view: View, now: float) -> Row:
+@lru_cache(64)
+def _border(title: str, number: str, start: str, end: str, cells: int, note: str) -> Row:
     """The upper edge: `╭─ 1 Loss ─────── raw · smoothed ─╮`."""
     room = cells - len(start) - len(end)
     label = f" {number} " if number else " "
-    title = cut(content.TITLE, max(0, room - len(label) - 1)) + " "
-    note = content.note(view, now)
+    title = cut(title, max(0, room - len(label) - 1)) + " "
     left = room - width(label) - width(title)
     note = f" {cut(note, left - 4)} " if note and left > 8 else ""
     return [

@@ -6,7 +6,6 @@ due only when what was spent is paid off.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from tui3090.own import cpu_seconds
@@ -17,8 +16,8 @@ FRAME_S = 0.5
 """Between two frames, while that is within the budget."""
 LONGEST_S = 30.0
 """Between two frames at the most, so that the screen does not stand still whatever they cost."""
-AVERAGED_S = 10.0
-"""Over which the share is averaged; also what may be saved up for a dearer frame."""
+SAVED_S = 10.0
+"""How much of the budget may be saved up for a dearer frame."""
 
 
 class Governor:
@@ -30,20 +29,14 @@ class Governor:
         self._balance = 0.0
         self._time = now
         self._painted = float("-inf")
-        self._past: deque[tuple[float, float]] = deque([(now, 0.0)])
-        self._charged = 0.0
 
     def due(self, now: float) -> bool:
         """Charge what was used since the last call; whether a frame is due."""
         # a thread that ended takes its time with it: the sum may fall
         used = max(0.0, self.excuse())
-        self._charged += used
         self._balance += BUDGET * (now - self._time) - used
-        self._balance = min(BUDGET * AVERAGED_S, max(-BUDGET * LONGEST_S, self._balance))
+        self._balance = min(BUDGET * SAVED_S, max(-BUDGET * LONGEST_S, self._balance))
         self._time = now
-        self._past.append((now, self._charged))
-        while len(self._past) > 2 and self._past[1][0] <= now - AVERAGED_S:
-            self._past.popleft()
         return self._is_time(now) and (self._balance >= 0 or now - self._painted >= LONGEST_S)
 
     def _is_time(self, now: float) -> bool:
@@ -64,9 +57,3 @@ class Governor:
         """The CPU seconds used since the last call; of a key's answer or the start they are left out by that."""
         before, self._spent = self._spent, self._cpu()
         return self._spent - before
-
-    @property
-    def share(self) -> float | None:
-        """What was charged over the wall clock, averaged over some ten seconds; None before a second has passed."""
-        (then, before), (now, charged) = self._past[0], self._past[-1]
-        return (charged - before) / (now - then) if now - then >= 1.0 else None

@@ -1,11 +1,13 @@
 """The widget that paints any panel: border, title, note, and the rows that the panel's module gives.
 
-It paints line by line and only what changed: a frame in which one figure moved sends that figure's row to the terminal
-and asks for no layout.
+It paints line by line and only what changed. A frame in which one figure moved sends that figure's row straight to the
+terminal: Textual's way there (messages, timers, the compositor) costs several times as much as what the row says. What
+lies over the panels, moves them or takes a picture goes Textual's way, which asks `render_lines`.
 """
 
 from __future__ import annotations
 
+from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
@@ -45,45 +47,63 @@ class Panel(Widget):
         self._number = number
         self._place: Place | None = None
         self._rows: list[Row] = []
-        self._strips: list[Strip] = []
         self._styles = DARK
+        self._codes: dict[str, list[str]] = {}
 
     def put(self, place: Place | None) -> None:
         """Move to `place`; None: not shown."""
         if place == self._place:
             return
         self._place = place
-        self._rows, self._strips = [], []
+        self._rows = []
         self._styles = COLOURLESS if self.app.no_color else DARK if self.app.current_theme.dark else LIGHT
+        self._codes = {role: _codes(style, self.app.console) for role, style in self._styles.items()}
         self.display = place is not None
         if place is not None:
             self.styles.offset = (place.x, place.y)
             self.styles.width, self.styles.height = place.width, place.height
 
-    def show(self, view: View, now: float) -> int:
-        """Paint the rows that changed since the last time; how many they are."""
+    def show(self, view: View, now: float) -> list[int]:
+        """Bring the rows up to date. Returns those that changed; of a panel that was moved none, Textual paints it."""
         place = self._place
         if place is None:
-            return 0
-        rows = unframed(self.content, self._number, place, view, now)
-        if not self._rows:
-            self._strips = [Strip.blank(place.width)] * place.height
-            changed = list(range(place.height))
-        else:
-            changed = [y for y in range(place.height) if rows[y] != self._rows[y]]
-        self._rows = rows
+            return []
+        before, self._rows = self._rows, unframed(self.content, self._number, place, view, now)
+        if not before:
+            self.refresh()
+            return []
+        return [y for y, (old, new) in enumerate(zip(before, self._rows)) if old != new]
+
+    def sequences(self, changed: list[int]) -> str:
+        """What puts these rows on the terminal."""
+        place, codes = self._place, self._codes
+        assert place is not None
+        drawn = []
         for y in changed:
-            row = framed(rows[y], y, place)
-            self._strips[y] = Strip([Segment(text, self._styles[role]) for text, role in row], place.width)
+            drawn.append(f"\x1b[{place.y + y + 1};{place.x + 1}H")
+            drawn += [text.join(codes[role]) for text, role in framed(self._rows[y], y, place)]
+        return "".join(drawn)
+
+    def refresh_rows(self, changed: list[int]) -> None:
+        """Have Textual paint these rows, where something may lie over them."""
         if changed:
-            self.refresh(*(Region(0, y, place.width, 1) for y in changed))
-        return len(changed)
+            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """The rows of `crop` as Textual paints them.
 
         They are ready: going through Textual's cache of styled lines would cost as much again.
         """
-        blank = Strip.blank(self.size.width)
-        strips = self._strips
-        return [(strips[y] if y < len(strips) else blank).crop(crop.x, crop.right) for y in crop.line_range]
+        return [self._strip(y).crop(crop.x, crop.right) for y in crop.line_range]
+
+    def _strip(self, y: int) -> Strip:
+        place = self._place
+        if place is None or y >= len(self._rows):
+            return Strip.blank(self.size.width)
+        row = framed(self._rows[y], y, place)
+        return Strip([Segment(text, self._styles[role]) for text, role in row], place.width)
+
+
+def _codes(style: Style, console: Console) -> list[str]:
+    """What comes before and after a text in `style` on its way to the terminal, as Textual writes it."""
+    return Strip([Segment("|", style)]).render(console).split("|")

@@ -26,6 +26,8 @@ class Terminal:
         self._waiting = b""
         self._ready_to_read = select.poll()
         self._ready_to_read.register(self._fd, select.POLLIN)
+        self._woken, self._waking = os.pipe()
+        self._ready_to_read.register(self._woken, select.POLLIN)
         self._ready_to_write = select.poll()
         self._ready_to_write.register(self._fd, select.POLLOUT)
         self.gone = False
@@ -70,9 +72,13 @@ class Terminal:
                 self.gone = True
         self._waiting = b""
 
-    def read(self, seconds: float) -> bytes:
-        """What was typed, waiting `seconds` at the most for it; nothing also when the terminal is gone."""
-        if self.gone or not self._ready_to_read.poll(seconds * 1000):
+    def read(self, seconds: float | None) -> bytes:
+        """What was typed, waiting `seconds` at the most for it, None: until something is; nothing also after `wake` and
+        when the terminal is gone."""
+        if self.gone or not (ready := self._ready_to_read.poll(None if seconds is None else seconds * 1000)):
+            return b""
+        if any(descriptor == self._woken for descriptor, _ in ready):
+            os.read(self._woken, 1)
             return b""
         try:
             data = os.read(self._fd, 4096)
@@ -82,6 +88,10 @@ class Terminal:
             data = b""
         self.gone = self.gone or not data
         return data
+
+    def wake(self) -> None:
+        """Have the `read` that waits in another thread, or the next one, return at once."""
+        os.write(self._waking, b"!")
 
     def give_up(self) -> None:
         """Stop waiting for a terminal that takes nothing: what waits for it is dropped."""
@@ -99,8 +109,9 @@ class Terminal:
             termios.tcsetattr(self._fd, termios.TCSANOW, self._attributes)
 
     def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self._fd)
+        """Close the descriptors."""
+        for descriptor in (self._fd, self._woken, self._waking):
+            os.close(descriptor)
 
 
 def open_terminal() -> Terminal | None:

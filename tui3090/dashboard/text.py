@@ -37,7 +37,7 @@ def clean(text: str) -> str:
     An escape character becomes ␛, so that a sequence is shown and not obeyed; tabs, line ends and other controls become
     spaces; what reorders or hides text (bidi marks, zero-width characters) and lone surrogates become �.
     """
-    if text.isascii() and text.isprintable():
+    if text.isprintable():
         return text
     return "".join(char if char.isprintable() else _harmless(char) for char in text)
 
@@ -69,7 +69,9 @@ def fit(text: str, cells: int, right: bool = False) -> str:
 
 def row_width(row: Row) -> int:
     """The terminal cells that `row` takes."""
-    return sum(width(text) for text, _ in row)
+    texts = [text for text, _ in row]
+    whole = "".join(texts)
+    return len(whole) if whole.isascii() else sum(map(width, texts))
 
 
 def row_text(row: Row) -> str:

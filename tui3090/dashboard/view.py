@@ -250,10 +250,6 @@ class View:
     answer: str = ""
     """What the last key press brought, a sentence."""
     answer_time: float = 0.0
-    ui_share: float | None = None
-    """CPU time of our threads other than the trainer's over the wall clock, averaged over some ten seconds."""
-    frame_s: float | None = None
-    """CPU time of the last frame."""
 
     @property
     def over(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import attrgetter
 
 from tui3090.dashboard.figures import STALE_S
 from tui3090.dashboard.text import Row, clock, duration, number, row_width
@@ -19,6 +20,7 @@ _PHASES = (
     ("optimizer_s", "o", "optimizer", "opt", "bold"),
     ("other_s", "·", "other", "other", "dim"),
 )
+_FIGURES = attrgetter(*(name for name, *_ in _PHASES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ def parts(view: View) -> list[Part]:
     samples = [sample for sample in view.phases if sample.seconds > 0 and math.isfinite(sample.seconds)]
     if not samples:
         return []
-    mean = {name: sum(getattr(sample, name) for sample in samples) / len(samples) for name, _, _, _, _ in _PHASES}
+    sums = map(sum, zip(*map(_FIGURES, samples)))
+    mean = {name: seconds / len(samples) for (name, *_), seconds in zip(_PHASES, sums)}
     if not all(math.isfinite(seconds) and seconds >= 0 for seconds in mean.values()):
         return []
     # a replayed graph is one piece: what can't be told is left out rather than shown as nothing

@@ -104,16 +104,16 @@ def _history(view: View, width: int, now: float) -> Row:
     """Utilisation in blocks, the newest at the right; cells without a reading stay blank."""
     label = "busy, 2 min "
     cells = min(width - len(label), 60)
-    known = [r for r in view.readings if r.util is not None and math.isfinite(r.util + r.time)]
+    known = [(r.time, r.util) for r in view.readings if r.util is not None and math.isfinite(r.util + r.time)]
     if cells < 4 or not known:
         return []
-    end = now if view.live and not view.over else known[-1].time
+    end = now if view.live and not view.over else known[-1][0]
     sums: list[float] = [0.0] * cells
     counts = [0] * cells
-    for reading in known:
-        x = cells - 1 - int((end - reading.time) / HISTORY_S * cells)
+    for moment, util in known:
+        x = cells - 1 - int((end - moment) / HISTORY_S * cells)
         if 0 <= x < cells:
-            sums[x] += reading.util or 0.0
+            sums[x] += util
             counts[x] += 1
     text = "".join(_block(total / count) if count else " " for total, count in zip(sums, counts))
     return [(label, "dim"), (text, "accent")]

@@ -42,7 +42,8 @@ def rows(view: View, width: int, height: int, now: float) -> list[Row]:
     left = height - len(top) - len(bottom) - len(written)
     if left < 1:
         return shown(top + bottom, width, height)
-    return shown(top + _chart(view, width, left, now) + written + bottom, width, height)
+    # the chart's rows fit, and stay the same ones until it is drawn anew
+    return [*shown(top, width, height), *_chart(view, width, left, now), *shown(written + bottom, width, height)]
 
 
 def line(view: View, width: int, now: float) -> Row:

@@ -24,11 +24,10 @@ def rows(view: View, width: int, height: int, now: float) -> list[Row]:
     room."""
     pace, old = _pace(view), steps_stale(view, now)
     parts = breakdown.parts(view)
-    rates = _rates(view, pace, width)
-    first = breakdown.figures(parts, width) if parts else spread(rates, _no_phases(view), width)
+    first = breakdown.figures(parts, width) if parts else spread(_rates(view, pace, width), _no_phases(view), width)
     of_steps = [first, breakdown.bar(parts, width), _data(pace, [*_shapes(view), _gaps(view, now)], width)]
     if parts and height > len(of_steps) + 1:
-        of_steps.append(rates)
+        of_steps.append(_rates(view, pace, width))
     host = shown([_host(view, width)], width, height - len(of_steps), is_stale(view, now))
     return [*shown(of_steps, width, height, old), *host]
 

@@ -11,6 +11,7 @@ from tui3090.settings import CORES, TECHNIQUES, Settings, Technique, Value
 TITLE = "Techniques"
 BEFORE_NEXT = 30
 """Cells of the table before its last column."""
+UNTOUCHED = Settings()
 CELL = 19
 """Cells of a technique in the short form."""
 SHORT = {"checkpointing": "ckpt", "accumulate": "accum", "compile": "compile", "workers": "workers", "lr": "lr"}
@@ -24,7 +25,7 @@ def keys_of(technique: Technique) -> str:
 
 def is_off(technique: Technique, value: Value) -> bool:
     """Whether it is as it would be if nobody had touched it."""
-    return bool(value == getattr(Settings(), technique.name))
+    return bool(value == getattr(UNTOUCHED, technique.name))
 
 
 def note(view: View, now: float) -> str:

@@ -41,7 +41,9 @@ def rows(view: View, width: int, height: int, now: float) -> list[Row]:
     others = [counters] if counted else []
     others += [_profiled(view, width, now), *_beside(view, width), *_missed(view, width)]
     others += [] if counted else [counters]
-    others += [*_units(view, now, width), _precision(view), *_more(view, width)]
+    others += [*_units(view, now, width), _precision(view)]
+    if len(achieved) + len(others) < height:
+        others += _more(view, width)
     return [*achieved, *shown(others, width, height - len(achieved))]
 
 
