@@ -92,6 +92,9 @@ def theme() -> str:
     return "ansi-light" if light else "ansi-dark"
 
 
+HOME = "\x1b[H"
+
+
 class Dashboard(App[int]):
     """The screen of a run. `clock` gives the time of day; tests hold it still."""
 
@@ -178,10 +181,10 @@ class Dashboard(App[int]):
         self._dialog.refresh_rows(self._dialog.show(self._view, now))
 
     def _write(self, sequences: str) -> None:
-        """Put rows on the terminal, all at once where it can do that."""
-        if sequences and self._driver is not None:
-            whole = SYNC_START + sequences + SYNC_END if self._sync_available else sequences
-            self._driver.write(whole)
+        """Put rows on the terminal, all at once where it can do that; the cursor rests where Textual leaves it."""
+        if sequences and self.is_running and self._driver is not None:
+            whole = sequences + HOME
+            self._driver.write(SYNC_START + whole + SYNC_END if self._sync_available else whole)
 
     def _answer(self) -> None:
         """Paint at once what a key did; that is not charged to the frames' budget."""
