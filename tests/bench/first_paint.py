@@ -48,7 +48,8 @@ def start(checkout: Path, folder: Path) -> tuple[int, int]:
     if not pid:
         os.chdir(folder)
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
-        environment = os.environ | {"PYTHONPATH": str(checkout), "TERM": "xterm-256color"}
+        path = os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"PYTHONPATH": path, "TERM": "xterm-256color"}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has its bytecode
         os.execve(sys.executable, [sys.executable, "-m", "tui3090", "run", "--run-dir", "run"], environment)
     return pid, terminal
