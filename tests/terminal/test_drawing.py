@@ -49,12 +49,26 @@ def cells(shell: Shell) -> list[list[Any]]:
     return [[screen.buffer[y][x] for x in range(screen.columns)] for y in range(screen.lines)]
 
 
+def frames(shell: Shell) -> None:
+    """Let some come."""
+    seen = len(shell.bytes)
+    shell.wait(lambda: len(shell.bytes) > seen + 2000)
+
+
 def press(shell: Shell, key: str, shown: Callable[[], bool]) -> None:
     """Press a key, wait for what it does, and let some frames come."""
     shell.type(key)
     shell.wait(shown)
+    frames(shell)
+
+
+def resize(shell: Shell, rows: int, columns: int) -> None:
+    """Change the terminal's size, wait for the last row to be painted there, and let some frames come."""
     seen = len(shell.bytes)
-    shell.wait(lambda: len(shell.bytes) > seen + 2000)
+    shell._screen.resize(rows, columns)
+    shell.bash.setwinsize(rows, columns)
+    shell.wait(lambda: b"\x1b[%d;" % rows in shell.bytes[seen:])
+    frames(shell)
 
 
 def test_frames_leave_what_textual_paints(screen: Shell) -> None:
@@ -66,6 +80,9 @@ def test_frames_leave_what_textual_paints(screen: Shell) -> None:
     press(shell, "?", lambda: "closes" not in shell.screen)
     press(shell, "2", lambda: "Techniques" not in shell.screen)
     press(shell, "2", lambda: "Techniques" in shell.screen)
+    rows, columns = shell._screen.lines, shell._screen.columns
+    resize(shell, rows + 5, columns + 20)
+    resize(shell, rows, columns)
     (folder / "still").touch()
     shell.wait(lambda: (folder / "stands").exists() and (folder / "stands").read_text())
     last = (folder / "stands").read_text()
