@@ -39,6 +39,7 @@ class TrainerThread(threading.Thread):
                 import torch
 
                 from tui3090.trainer import Trainer
+
                 garbage.set_aside()
 
             seconds = time.perf_counter() - began
