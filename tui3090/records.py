@@ -287,8 +287,6 @@ class Reading(Record):
     # ourselves
     ui_share: float | None = None
     """CPU time of our threads other than the trainer's, over the wall clock."""
-    frame_s: float | None = None
-    """CPU time of the last frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
