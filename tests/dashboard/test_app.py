@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
@@ -462,6 +462,7 @@ PRESSES = st.one_of(st.sampled_from(KEYS), st.tuples(st.integers(1, 220), st.int
 
 @settings(max_examples=8, deadline=None)
 @given(st.lists(PRESSES, max_size=25))
+@example(["ctrl+c", "d"])
 async def test_any_resizing_and_any_keys_leave_the_screen_alive(presses: list[str | tuple[int, int]]) -> None:
     source = FedSource(*trained())
     app = dashboard(source, View(name="x", folder="/dev/null/none"))
@@ -472,8 +473,13 @@ async def test_any_resizing_and_any_keys_leave_the_screen_alive(presses: list[st
                 await pilot.resize_terminal(*press)
             else:
                 await pilot.press(press)
+            if app._view.left:
+                break
             source.waiting = [step(1413)]
         await pilot.pause()
+        if app._view.left:  # as `d` in the question of `q` asks
+            assert "d" in presses
+            return
         assert app.is_running
         assert not any(isinstance(command, Stop) for command in source.sent) or app._view.stop_asked
         await pilot.resize_terminal(160, 50)

@@ -186,6 +186,11 @@ def test_in_one_or_two_rows_the_figures_stay() -> None:
     assert len(loss.rows(seen, 60, 2, NOW)) == 2
 
 
+@pytest.mark.parametrize("width", [1, 5, 30])
+def test_what_stands_in_the_chart_s_place_fits(width: int) -> None:
+    assert_fits(loss, view(started(), step(1, loss=math.nan)), width, 3, NOW)
+
+
 @given(any_view(), SIZES)
 def test_it_fits(seen: View, size: tuple[int, int]) -> None:
     assert_fits(loss, seen, *size, NOW)

@@ -143,7 +143,7 @@ def _step_figures(view: View, width: int) -> Row:
 
 def _chart(view: View, width: int, height: int, now: float) -> list[Row]:
     if not view.loss.points:
-        return [[("  no finite loss so far", "dim")], *([] for _ in range(height - 1))]
+        return [[(cut("  no finite loss so far", width), "dim")], *([] for _ in range(height - 1))]
     marks = [Mark(change.step, _label(change)) for change in view.changes]
     return draw(view.loss, marks, width, height, now, tuple(view.others))
 
