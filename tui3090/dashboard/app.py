@@ -93,6 +93,7 @@ def theme() -> str:
 
 
 HOME = "\x1b[H"
+"""Puts the cursor into the upper left corner, where Textual leaves it after each update."""
 
 
 class Dashboard(App[int]):
