@@ -84,8 +84,8 @@ def test_a_window_is_weighed_once(train: Train, monkeypatch: pytest.MonkeyPatch)
 def test_a_collate_that_draws_nothing_leaves_the_random_state_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = SeededDataset([{"x": torch.tensor(i)} for i in range(3)]).__getitems__((0, [2, 0]))  # type: ignore[arg-type]
     kept = []
-    host_states = sampling.host_states
-    monkeypatch.setattr(sampling, "host_states", lambda: kept.append(1) or host_states())
+    apart = sampling._apart
+    monkeypatch.setattr(sampling, "_apart", lambda: kept.append(1) or apart())
     assert SeededCollate(default_collate)(samples)["x"].tolist() == [2, 0]
     assert not kept
     before = torch.get_rng_state()

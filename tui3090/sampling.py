@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from tui3090 import numpy_stream
+
 
 def mix(*numbers: int) -> int:
     """A 63-bit seed from several numbers, well spread, the same on every machine."""
@@ -30,19 +32,26 @@ def mix(*numbers: int) -> int:
 
 ORDER, DATA = 1, 2
 """Names of the random streams that are seeded from the run's seed."""
-NUMPY_WORDS = 624
-"""Of the state of numpy's Mersenne twister."""
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Python's, torch's and numpy's generators seeded; afterwards as they were, so that dropout's stream goes on."""
-    before = host_states()
-    _seed(seed)
-    try:
+    with _apart():
+        _seed(seed)
         yield
-    finally:
-        restore_host(before)
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Draws inside, which seed the generators first, leave them outside as they were."""
+    python, host = random.getstate(), torch.get_rng_state()
+    with numpy_stream.apart():
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            torch.set_rng_state(host)
 
 
 class OwnStream:
@@ -90,7 +99,7 @@ def from_plain(state: dict[str, Any]) -> tuple[Any, Any, Any]:
     numpy_state = None
     if numpy and state["numpy"] is not None:
         name, keys, *rest = state["numpy"]
-        if not 0 <= rest[0] <= len(keys) == NUMPY_WORDS:  # numpy itself would read what lies beyond
+        if not 0 <= rest[0] <= len(keys) == numpy_stream.WORDS:  # numpy itself would read what lies beyond
             raise ValueError("numpy's random state is none")
         numpy_state = (name, numpy.array(keys.tolist(), dtype="uint32"), *rest)
     return (version, tuple(internal.tolist()), gauss), state["torch"], numpy_state
@@ -98,8 +107,7 @@ def from_plain(state: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 def host_states() -> tuple[Any, Any, Any]:
     """Python's, torch's and numpy's generators as they are."""
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
+    return random.getstate(), torch.get_rng_state(), numpy_stream.state()
 
 
 def restore_host(states: tuple[Any, Any, Any]) -> None:
@@ -107,7 +115,7 @@ def restore_host(states: tuple[Any, Any, Any]) -> None:
     random.setstate(python)
     torch.set_rng_state(host)
     if numpy_state is not None:
-        sys.modules["numpy"].random.set_state(numpy_state)
+        numpy_stream.restore(numpy_state)
 
 
 def _seed(seed: int) -> None:
@@ -191,8 +199,9 @@ class SeededDataset(Dataset[Any]):
         seed, indices = batch
         samples = _Samples()
         samples.seed = mix(seed, *indices[:1])
-        with seeded(samples.seed):
+        with _apart():
             if hasattr(self.dataset, "__getitems__"):
+                _seed(samples.seed)
                 try:
                     samples.extend(self.dataset.__getitems__(indices))
                 except Exception as error:
