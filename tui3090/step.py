@@ -63,6 +63,20 @@ class InFlight:
         return Outcome(loss, norm, not bad, scale or None)
 
 
+class Figure:
+    """A number on the device, [], which a captured graph reads; filling in the one that is there launches nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_device = torch.zeros((), device=device)
+        self._value = 0.0
+
+    def set(self, value: float) -> None:
+        """Fill it in."""
+        if value != self._value:
+            self._value = value
+            self.on_device.fill_(value)
+
+
 class Step:
     """The phases of an optimizer step, run eagerly. Graph replay (techniques/graph.py) wraps it."""
 
@@ -97,10 +111,10 @@ class Step:
         """The layers that checkpointing cuts at."""
         self.parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         """Those that are trained, in the optimizer's order."""
-        self._share = torch.zeros((), device=device)
         self._report = torch.zeros(4, device=device)
-        self._one = torch.ones((), device=device)
-        self._lr = [torch.zeros((), device=device) for _ in optimizer.param_groups]
+        self._zero, self._one = torch.zeros((), device=device), torch.ones((), device=device)
+        self._share = Figure(device)
+        self._lr = [Figure(device) for _ in optimizer.param_groups]
         self._own_stream = device.type == "cuda" and of_bitsandbytes(optimizer)
 
     @property
@@ -141,16 +155,15 @@ class Step:
 
     def set_share(self, share: float) -> None:
         """Fill in the share of the window's weight."""
-        self._share.fill_(share)
+        self._share.set(share)
 
     def set_lr(self) -> None:
         """Fill in the learning rates that the schedule gives, scaled."""
         for group, lr in zip(self.optimizer.param_groups, self._lr):
-            lr.fill_(group["lr"] * self.settings.lr)
+            lr.set(group["lr"] * self.settings.lr)
 
     def zero(self) -> None:
-        """No gradient and no loss yet."""
-        self.loss.zero_()
+        """No gradient yet."""
         if not self.keep_gradients:
             for parameter in self.parameters:
                 parameter.grad = None
@@ -171,10 +184,13 @@ class Step:
             with autocast(self.device, self.settings):
                 loss = _scalar(loss_of(self.model, batch))
             self.mark("backward")
-            share = loss * self._share
+            share = loss * self._share.on_device
             (self.scaler.scale(share) if self.scales else share).backward()
         self.mark("other")
-        self.loss.add_(share.detach())
+        if first:
+            self.loss.copy_(share.detach())
+        else:
+            self.loss.add_(share.detach())
 
     def apply(self) -> None:
         """Unscale once, clip, judge, optimizer, scaler. A gradient that is not finite leaves weights alone."""
@@ -184,12 +200,13 @@ class Step:
         norm = get_total_norm(gradients)
         if self._clip_norm is not None:
             torch._foreach_mul_(gradients, (self._clip_norm / (norm + 1e-6)).clamp(max=1.0))
-        bad = norm.isfinite().logical_not().float()
+        norm = norm.float()
+        bad = (norm * 0).ne_(0)  # 1.0 for inf and nan: isfinite() would launch four kernels
         self._optimizer_step(bad)
         if self.scales:
             self.scaler.update()
-        scale = self.scaler.scale(self._one) if self.scales else self._one * 0
-        self._report.copy_(torch.stack([self.loss, norm.float(), bad, scale]))
+        scale = self.scaler.scale(self._one) if self.scales else self._zero
+        torch.stack([self.loss, norm, bad, scale], out=self._report)
 
     def _optimizer_step(self, bad: Tensor) -> None:
         """The optimizer's step unless the gradient is bad ([], 1.0 or 0.0)."""
@@ -218,7 +235,7 @@ class Step:
         before = [group["lr"] for group in groups]
         as_tensor = self.waits_for_nothing and self.device.type == "cuda"
         for group, lr in zip(groups, self._lr):
-            group["lr"] = lr if as_tensor else group["lr"] * self.settings.lr
+            group["lr"] = lr.on_device if as_tensor else group["lr"] * self.settings.lr
         try:
             yield
         finally:
@@ -232,4 +249,4 @@ def _scalar(loss: Any) -> Tensor:
         raise RecipeError(f"The loss returned {what}: it must return one number, the mean over the batch.")
     if not loss.requires_grad:
         raise RecipeError("The loss depends on no trainable parameter: nothing would be learned from it.")
-    return loss.reshape(())
+    return loss if loss.dim() == 0 else loss.reshape(())
