@@ -1,6 +1,7 @@
 """What watching costs: the CPU time of the dashboard's, the poller's and the run log's threads.
 
-Every thread of ours that runs Python holds the interpreter's lock while it does, and training waits for it.
+Every thread of ours that runs Python holds the interpreter's lock while it does, and training waits for it: up to five
+milliseconds, Python's switch interval, unless it is given way to.
 This module is neutral: it imports neither torch nor textual.
 """
 
@@ -22,6 +23,21 @@ OURS = (
     "asyncio_",
 )
 """Beginnings of the names of our threads. The trainer's and torch's do training's work and are not counted."""
+HELD_S = 0.0005
+"""How long work that gives way holds the interpreter's lock. Giving way takes some 50 microseconds itself."""
+_gave_way = 0.0
+
+
+def give_way() -> None:
+    """Let training have the interpreter's lock, if it waits for it and none of our threads has given way lately.
+
+    For between two pieces of work that take some tens of microseconds each and milliseconds together.
+    """
+    global _gave_way
+    if time.perf_counter() - _gave_way < HELD_S:
+        return
+    time.sleep(0)
+    _gave_way = time.perf_counter()
 
 
 def cpu_times() -> dict[int, float]:

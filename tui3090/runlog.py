@@ -26,6 +26,7 @@ from typing import Any
 
 from tui3090.files import is_regular, open_regular
 from tui3090.lines import from_object, to_line
+from tui3090.own import give_way
 from tui3090.records import Event, Reading, Record, StepRecord
 from tui3090.thinning import Thinner
 
@@ -216,7 +217,11 @@ class RunLog:
 
     def _take(self, records: Iterable[Record]) -> None:
         """Make lines of records. A lone surrogate, as in a file's name, has no UTF-8; escaped it is still JSON."""
-        self._unwritten += "".join(map(to_line, records)).encode("utf-8", "backslashreplace")
+        lines = []
+        for record in records:
+            lines.append(to_line(record))
+            give_way()
+        self._unwritten += "".join(lines).encode("utf-8", "backslashreplace")
 
     def _write(self) -> None:
         """Write all there is; what the disk does not take is kept, and tried again with the next records."""

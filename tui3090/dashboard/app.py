@@ -27,6 +27,7 @@ from tui3090.dashboard.source import Source
 from tui3090.dashboard.text import clean
 from tui3090.dashboard.view import View
 from tui3090.output import Tail
+from tui3090.own import give_way
 from tui3090.records import Event
 from tui3090.runlog import RunFolder
 from tui3090.settings import TECHNIQUES
@@ -173,7 +174,10 @@ class Dashboard(App[int]):
 
     def _paint(self) -> None:
         now = self._now()
-        changed = {panel: panel.show(self._view, now) for panel in self._panels.values()}
+        changed = {}
+        for panel in self._panels.values():
+            changed[panel] = panel.show(self._view, now)
+            give_way()
         if self._dialog is None:
             self._write("".join([panel.sequences(rows) for panel, rows in changed.items() if rows]))
             return
