@@ -82,7 +82,7 @@ TRIALS: tuple[Trial | Screen, ...] = (
     Trial("1x128", "bf16", HAND, (Aim(REPLAY, CAPTURED, 0.95),), 60, 12),
     Trial("8x1024", "bf16", HAND, (Aim(REPLAY, CAPTURED, 0.98), EAGER), 16, 9),
     # launching takes the time, and the host's speed moves by a fifth within a second: many short turns meet the same
-    Trial("1x128", "bf16", (PLAIN, ENGINE), (EAGER,), 6, 130, word="eager"),
+    Trial("1x128", "bf16", (PLAIN, ENGINE), (EAGER,), 6, 300, word="eager"),
     Trial(
         "1x128",
         "bf16",
@@ -106,7 +106,7 @@ TRIALS: tuple[Trial | Screen, ...] = (
     Trial("loader", "bf16", (RESIDENT, ENGINE), (Aim(ENGINE, RESIDENT, 0.95),), 40, 8),
     Screen("compile + replay"),
     Trial("largest", "bf16", (PLAIN, ENGINE, BOTH, COMPILED), (Aim(BOTH, COMPILED, 1.0), EAGER), 10, 5, mfu=True),
-    Trial("bert", "bf16", (PLAIN, ENGINE, TRAINER), (EAGER, Aim(ENGINE, TRAINER, 1.0)), 4, 24),
+    Trial("bert", "bf16", (PLAIN, ENGINE, TRAINER), (EAGER, Aim(ENGINE, TRAINER, 1.0)), 4, 80),
     Trial("1x128", "fp16", (REPLAY, CAPTURED), (Aim(REPLAY, CAPTURED, 0.95),), 40, 8, word="precisions"),
     Trial("1x128", "off", (REPLAY, CAPTURED), (Aim(REPLAY, CAPTURED, 0.95),), 40, 8, word="precisions"),
     Trial("8x1024", "fp16", (REPLAY, CAPTURED), (Aim(REPLAY, CAPTURED, 0.98),), 12, 6, word="precisions"),
