@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.test_records import _step as step
+from tui3090 import own
 from tui3090.records import Event, StepRecord
 from tui3090.runlog import LONGEST_LINE, RecordReader, RunFolder, RunFolderError, RunLog
 
@@ -31,6 +33,27 @@ def test_records_are_read_as_they_were_written_and_followed_as_they_come(tmp_pat
     again.put(replace(step(), step=2))
     again.close()
     assert [r.step for r in reader.read() if isinstance(r, StepRecord)] == [2]
+
+
+def test_many_records_are_written_in_pieces_and_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rests between pieces are within the time that records are gathered for, and closing waits for none."""
+    monkeypatch.setattr(own, "HELD_S", 0.0)
+    run = folder(tmp_path)
+    log = RunLog(run)
+    log.gather_s = 0.05
+    for number in range(100):
+        log.put(replace(step(), step=number))
+    until = time.monotonic() + 30
+    while run.records.read_bytes().count(b"\n") < 100:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    log.gather_s = 30.0
+    for number in range(100, 200):
+        log.put(replace(step(), step=number))
+    began = time.monotonic()
+    log.close()
+    assert time.monotonic() - began < 10
+    assert [r.step for r in RecordReader(run.records).read() if isinstance(r, StepRecord)] == list(range(200))
 
 
 def test_a_line_being_written_is_left_for_later(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What watching costs: the CPU time of the dashboard's, the poller's and the run log's threads.
 
 Every thread of ours that runs Python holds the interpreter's lock while it does, and training waits for it: up to five
-milliseconds, Python's switch interval, unless it is given way to.
+milliseconds, Python's switch interval. So what takes milliseconds is done in pieces.
 This module is neutral: it imports neither torch nor textual.
 """
 
@@ -23,21 +23,29 @@ OURS = (
     "asyncio_",
 )
 """Beginnings of the names of our threads. The trainer's and torch's do training's work and are not counted."""
-HELD_S = 0.0005
-"""How long work that gives way holds the interpreter's lock. Giving way takes some 50 microseconds itself."""
-_gave_way = 0.0
+HELD_S, REST_S = 0.0003, 0.005
+"""How long a piece of work holds the interpreter's lock, and until the next one: a step of some milliseconds meets one
+piece at the most."""
 
 
-def give_way() -> None:
-    """Let training have the interpreter's lock, if it waits for it and none of our threads has given way lately.
+class Piece:
+    """A piece of work that is longer than training should wait: done for `HELD_S`, it is laid aside for `REST_S`.
 
-    For between two pieces of work that take some tens of microseconds each and milliseconds together.
+    Giving the lock back for a moment is not enough: training takes and leaves it with every call of torch's, and waits
+    for it again each time.
     """
-    global _gave_way
-    if time.perf_counter() - _gave_way < HELD_S:
-        return
-    time.sleep(0)
-    _gave_way = time.perf_counter()
+
+    def __init__(self) -> None:
+        self.go_on()
+
+    @property
+    def over(self) -> bool:
+        """Whether it is time to rest."""
+        return time.perf_counter() >= self._until
+
+    def go_on(self) -> None:
+        """The next piece begins."""
+        self._until = time.perf_counter() + HELD_S
 
 
 def cpu_times() -> dict[int, float]:

@@ -26,7 +26,7 @@ from typing import Any
 
 from tui3090.files import is_regular, open_regular
 from tui3090.lines import from_object, to_line
-from tui3090.own import give_way
+from tui3090.own import REST_S, Piece
 from tui3090.records import Event, Reading, Record, StepRecord
 from tui3090.thinning import Thinner
 
@@ -206,8 +206,15 @@ class RunLog:
             while not self._queue.empty():
                 records.append(self._queue.get())
             more = None not in records
-            # all in one piece: what a full disk left unwritten is long, and copied each time
-            self._take([due for record in records for due in self._due(record)])
+            lines: list[str] = []
+            piece, until = Piece(), time.perf_counter() + self.gather_s
+            for record in records:
+                lines += map(to_line, self._due(record))
+                if piece.over and time.perf_counter() < until:
+                    self._closing.wait(REST_S)
+                    piece.go_on()
+            # at once: what a full disk left unwritten is long, and copied each time
+            self._take(lines)
             self._write()
         self._lose(self._unwritten.count(b"\n"))
         os.close(self._fd)
@@ -215,12 +222,8 @@ class RunLog:
     def _due(self, record: Record | None) -> Sequence[Record]:
         return self._thinner.rest() if record is None else self._thinner.add(record)
 
-    def _take(self, records: Iterable[Record]) -> None:
-        """Make lines of records. A lone surrogate, as in a file's name, has no UTF-8; escaped it is still JSON."""
-        lines = []
-        for record in records:
-            lines.append(to_line(record))
-            give_way()
+    def _take(self, lines: Iterable[str]) -> None:
+        """Lines to be written. A lone surrogate, as in a file's name, has no UTF-8; escaped it is still JSON."""
         self._unwritten += "".join(lines).encode("utf-8", "backslashreplace")
 
     def _write(self) -> None:
@@ -244,7 +247,7 @@ class RunLog:
 
     def _say(self, text: str) -> None:
         event = Event(time=time.time(), level="warning", source="log", text=text)
-        self._take([event])
+        self._take([to_line(event)])
         self.tell(event)
 
     def _bound(self) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from textual.pilot import Pilot
 
 from tests.dashboard.views import GIB, HOSTILE, NOW, gain, started, step
+from tui3090 import own
 from tui3090.dashboard import app as app_module
 from tui3090.dashboard.app import Dashboard, theme
 from tui3090.dashboard.governor import Governor
@@ -250,6 +251,57 @@ class TestLife:
         async with app.run_test(size=(160, 50)) as pilot:
             await until_reads(pilot, "FAILED  [/data/train] [b]x ␛[31m red")
             assert all(row.isprintable() for row in screen(app))
+
+
+class TestPieces:
+    """A look while something trains: in pieces, so that no step waits for all of it."""
+
+    async def test_keys_are_answered_between_two_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(own, "HELD_S", 0.0)
+        app, source, view = self.dashboard()
+        async with app.run_test(size=(160, 50)) as pilot:
+            await until(pilot, lambda: view.state.state == "training")
+            source.waiting = [step(n, time=NOW - 1) for n in range(1, 2000)]
+            await until(pilot, lambda: view.step is not None)
+            await pilot.press("n")
+            assert "Keys locked" in view.answer
+            assert view.step is not None
+            assert view.step.step < 1999, "the look was over before the key"
+
+    async def test_what_came_last_is_not_lost_when_the_screen_goes_meanwhile(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(own, "HELD_S", 0.0)
+        app, source, view = self.dashboard()
+        async with app.run_test(size=(160, 50)) as pilot:
+            await until(pilot, lambda: view.state.state == "training")
+            source.waiting = [*(step(n, time=NOW - 1) for n in range(1, 2000)), State(time=NOW, state="stopped")]
+            await until(pilot, lambda: view.step is not None)
+            assert app._pieces is not None
+            app._pieces.cancel()  # as asyncio does at the end
+        assert view.step is not None
+        assert (view.step.step, view.state.state) == (1999, "stopped")
+
+    async def test_a_failure_ends_the_screen(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        app, _, view = self.dashboard()
+
+        def fails(*_: object) -> list[int]:
+            raise ZeroDivisionError
+
+        async def watched() -> None:
+            async with app.run_test(size=(160, 50)) as pilot:
+                await until(pilot, lambda: view.state.state == "training")
+                monkeypatch.setattr(app._panels["step"], "show", fails)
+                await until(pilot, lambda: not app.is_running)
+
+        with pytest.raises(ZeroDivisionError):
+            await watched()
+        assert app.return_code
+
+    @staticmethod
+    def dashboard() -> tuple[Dashboard, FedSource, View]:
+        view, source = View(name="gpt"), FedSource(started(), TRAINING)
+        return dashboard(source, view), source, view
 
 
 class TestKeys:

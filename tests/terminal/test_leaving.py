@@ -44,7 +44,8 @@ def test_a_signal_stops_training_and_leaves_the_terminal_whole(shell: Shell, num
     [save] = saves(shell.folder / "run" / "saves")[0]
     assert not save.damage()
     assert save.notes.step == shell.run_info()["steps"] == shell.steps()
-    assert "tui3090 run train.py --resume run goes on from it" in " ".join(shell.screen.split())
+    # the line may break anywhere, for the number of steps before it is as long as the machine is fast
+    assert "tui3090runtrain.py--resumerungoesonfromit" in "".join(shell.screen.split())
     assert "tui3090: train stopped at step" in shell.screen
 
 

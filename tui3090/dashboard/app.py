@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -27,8 +29,8 @@ from tui3090.dashboard.source import Source
 from tui3090.dashboard.text import clean
 from tui3090.dashboard.view import View
 from tui3090.output import Tail
-from tui3090.own import give_way
-from tui3090.records import Event
+from tui3090.own import REST_S, Piece
+from tui3090.records import Event, Record
 from tui3090.runlog import RunFolder
 from tui3090.settings import TECHNIQUES
 
@@ -116,6 +118,12 @@ class Dashboard(App[int]):
         self._panels = {name: Panel(content, name, digit(name)) for name, content in CONTENTS.items()}
         self._dialog: Dialog | None = None
         self._zoomed = ""
+        self._pieces: asyncio.Task[None] | None = None
+        """A look that is under way."""
+        self._taken: deque[Record] = deque()
+        """Records on their way to the view."""
+        self._drawn: list[str] = []
+        """Rows on their way to the terminal."""
         self._reading_on: Timer | None = None
         self._forgetting: Timer | None = None
         self._output = Tail(RunFolder(Path(view.folder).absolute()).output) if view.folder else None
@@ -145,26 +153,59 @@ class Dashboard(App[int]):
     # frames
 
     def _look(self) -> None:
-        """Take what came; paint when a frame is due."""
+        """Take what came; paint when a frame is due. While something trains here, in pieces between which it rests."""
+        if self._pieces is not None:
+            if not self._pieces.done():
+                return
+            self._pieces.result()  # raises what ended it
+            self._pieces = None
+        if self._nothing_to_slow_down():
+            deque(self._looking(), maxlen=0)
+            self._write()
+        else:
+            self._pieces = asyncio.create_task(self._in_pieces(self._looking()))
+
+    async def _in_pieces(self, work: Iterator[None]) -> None:
+        piece = Piece()
+        try:
+            for _ in work:
+                if piece.over:
+                    self._write()
+                    await asyncio.sleep(REST_S)
+                    piece.go_on()
+        finally:  # the app may end meanwhile: what the run says last is not lost
+            self._view.absorb(self._taken)
+            self._taken.clear()
+        self._write()
+
+    def _nothing_to_slow_down(self) -> bool:
+        return not self._source.live or self._view.state.state not in TRAINS
+
+    def _looking(self) -> Iterator[None]:
         view = self._view
         was_over = view.over
-        came = view.absorb(self._source.drain())
+        self._taken.extend(self._source.drain())
+        came = bool(self._taken)
+        while self._taken:
+            view.absorb((self._taken.popleft(),))
+            yield
         read_to_the_end = self._reading_on is not None and not came
         if not self._source.live:
             self._read_on(came)
         if self._output is not None:
             view.printed(self._output.read(), self._clock() if view.live else None)
             view.unfinished = self._output.unfinished
+            yield
         if view.over and not was_over and not self._source.read_only:
             self.bell()
         if view.over and view.stop_asked:
             self.exit(0)
         now = time.monotonic()
-        nothing_to_slow_down = not self._source.live or view.state.state not in TRAINS
-        due = self._governor.rest(now) if nothing_to_slow_down else self._governor.due(now)
+        due = self._governor.rest(now) if self._nothing_to_slow_down() else self._governor.due(now)
+        yield
         if due or read_to_the_end:
             self._governor.painted(now)
-            self._paint()
+            yield from self._painting()
 
     def _read_on(self, came: bool) -> None:
         """Look again soon where something came; the next look may come first."""
@@ -173,20 +214,25 @@ class Dashboard(App[int]):
         self._reading_on = self.set_timer(READ_ON_S, self._look) if came else None
 
     def _paint(self) -> None:
-        now = self._now()
-        changed = {}
-        for panel in self._panels.values():
-            changed[panel] = panel.show(self._view, now)
-            give_way()
-        if self._dialog is None:
-            self._write("".join([panel.sequences(rows) for panel, rows in changed.items() if rows]))
-            return
-        for panel, rows in changed.items():
-            panel.refresh_rows(rows)
-        self._dialog.refresh_rows(self._dialog.show(self._view, now))
+        deque(self._painting(), maxlen=0)
+        self._write()
 
-    def _write(self, sequences: str) -> None:
+    def _painting(self) -> Iterator[None]:
+        """Bring panel after panel up to date; `_write` puts them on the terminal."""
+        now = self._now()
+        for panel in self._panels.values():
+            changed = panel.show(self._view, now)
+            if changed and self._dialog is None:
+                self._drawn.append(panel.sequences(changed))
+            else:
+                panel.refresh_rows(changed)
+            yield
+        if self._dialog is not None:
+            self._dialog.refresh_rows(self._dialog.show(self._view, now))
+
+    def _write(self) -> None:
         """Put rows on the terminal, all at once where it can do that; the cursor rests where Textual leaves it."""
+        sequences, self._drawn = "".join(self._drawn), []
         if sequences and self.is_running and self._driver is not None:
             whole = sequences + HOME
             self._driver.write(SYNC_START + whole + SYNC_END if self._sync_available else whole)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from tui3090.dashboard import told
 from tui3090.gains import Gains
-from tui3090.own import give_way
 from tui3090.recent import Recent
 from tui3090.records import (
     OVER,
@@ -301,7 +300,6 @@ class View:
         any_ = False
         for record in records:
             any_ = True
-            give_way()
             if self.first_time is None:
                 self.first_time = record.time
             if self._facts is None:
