@@ -170,7 +170,6 @@ class Dashboard(App[int]):
         try:
             for _ in work:
                 if piece.over:
-                    self._write()
                     await asyncio.sleep(REST_S)
                     piece.go_on()
         finally:  # the app may end meanwhile: what the run says last is not lost
@@ -252,6 +251,7 @@ class Dashboard(App[int]):
             self._paint()
 
     def _put(self, size: Size | None = None) -> None:
+        self._write()  # where it was drawn for
         width, height = size or self.size
         shown = places(width, height, self._zoomed)
         for name, panel in self._panels.items():
@@ -399,6 +399,7 @@ class Dashboard(App[int]):
             self._answer()
 
     async def _open(self, dialog: Dialog) -> None:
+        self._write()  # before the dialog lies over it
         self._dialog = dialog
         await self.screen.mount(dialog)
         self._put()
