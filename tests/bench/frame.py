@@ -29,9 +29,11 @@ import tempfile
 import termios
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tui3090.dashboard import app
 from tui3090.dashboard.app import Dashboard
@@ -68,10 +70,11 @@ class Frames:
     live = True
     read_only = ""
 
-    def __init__(self, frames: int) -> None:
+    def __init__(self, frames: int, steps: int = STEPS) -> None:
+        """`steps` come with each frame."""
         self._left = frames + WARM_UP
         # made beforehand: in a run it is the trainer that makes them
-        self._records = deque(_batches(self._left + 2))
+        self._records = deque(_batches(self._left + 2, steps))
         self.cpu: list[float] = []
         """Of the process at every tenth frame's start, seconds."""
         self.app: Dashboard | None = None
@@ -105,7 +108,7 @@ class AlwaysDue(Governor):
         return True
 
 
-def _batches(frames: int) -> Iterator[list[Record]]:
+def _batches(frames: int, each: int) -> Iterator[list[Record]]:
     real = RecordReader(REAL).read(1 << 30)
     steps = [r for r in real if isinstance(r, StepRecord) and not r.skipped]
     readings = [r for r in real if isinstance(r, Reading) and r.allocated is not None]
@@ -114,7 +117,7 @@ def _batches(frames: int) -> Iterator[list[Record]]:
     yield [*others, PROFILED, State(time=began, state="training")]
     for frame in range(frames):
         now = began + frame * FRAME_S
-        numbers = range(frame * STEPS, (frame + 1) * STEPS)
+        numbers = range(frame * each, (frame + 1) * each)
         yield [
             *(replace(steps[n % len(steps)], time=now, step=n + 1, planned_steps=1_000_000) for n in numbers),
             *([replace(PHASES, time=now, optimizer_s=PHASES.optimizer_s + frame % 7 * 1e-5)] if frame % 2 else []),
@@ -140,8 +143,9 @@ def draw(frames: int, profiled: bool, answer: Path) -> None:
     answer.write_text(json.dumps([[b - a for a, b in itertools.pairwise(runs)], told.getvalue()]))
 
 
-def measure(columns: int, rows: int, frames: int, profiled: bool) -> tuple[list[float], int, str]:
-    """CPU seconds of each run of ten frames, bytes of all frames, the profile."""
+def on_terminal(columns: int, rows: int, work: Callable[[Path], None]) -> tuple[Any, int]:
+    """What `work`, in a process of its own on a terminal, wrote as JSON to the file it was given, and the bytes that
+    came to the terminal."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer"
         pid, terminal = pty.fork()
@@ -149,19 +153,24 @@ def measure(columns: int, rows: int, frames: int, profiled: bool) -> tuple[list[
             try:
                 os.environ["TERM"] = "xterm-256color"
                 fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-                draw(frames, profiled, answer)
+                work(answer)
             finally:
                 os._exit(0)
-        sizes = []
+        size = 0
         try:
             while came := os.read(terminal, 1 << 16):
-                sizes.append(len(came))
+                size += len(came)
         except OSError:  # the child has gone
             pass
         os.waitpid(pid, 0)
         os.close(terminal)
-        runs, told = json.loads(answer.read_text())
-    return runs, sum(sizes), told
+        return json.loads(answer.read_text()), size
+
+
+def measure(columns: int, rows: int, frames: int, profiled: bool) -> tuple[list[float], int, str]:
+    """CPU seconds of each run of ten frames, bytes of all frames, the profile."""
+    (runs, told), size = on_terminal(columns, rows, partial(draw, frames, profiled))
+    return runs, size, told
 
 
 def main() -> None:
