@@ -14,12 +14,13 @@ from typing import ClassVar
 from textual import events
 from textual._ansi_sequences import SYNC_END, SYNC_START
 from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.geometry import Size
 from textual.timer import Timer
 
+from tui3090.dashboard.bindings import bindings
 from tui3090.dashboard.dialogs import Dialog, HelpDialog, QuitDialog
-from tui3090.dashboard.frame import CONTENTS, NUMBERS, digit
+from tui3090.dashboard.frame import CONTENTS, digit
 from tui3090.dashboard.governor import Governor
 from tui3090.dashboard.keys import SETTLE_S, Keys
 from tui3090.dashboard.layout import places
@@ -32,7 +33,6 @@ from tui3090.output import Tail
 from tui3090.own import REST_S, Piece
 from tui3090.records import Event, Record
 from tui3090.runlog import RunFolder
-from tui3090.settings import TECHNIQUES
 
 LOOK_S = 0.5
 """Between two looks at what the source has; each costs, so there are no more than frames."""
@@ -46,45 +46,6 @@ TRAINS = ("training", "evaluating", "stopping")
 """States in which a frame takes time from training."""
 WHILE_ASKED = ("close_dialog", "stop_training", "leave_running", "force", "picture", "repaint", "quit", "help_quit")
 """Actions that a dialog leaves alone; the others' keys do nothing while it is there."""
-
-
-def bindings() -> list[BindingType]:
-    """The keys of the techniques, from their table, and all others."""
-    bound: list[BindingType] = []
-    for technique in TECHNIQUES:
-        also = {"+": ",=", "-": ",_"}
-        for key, backwards in ((technique.key, False), (technique.back, True)):
-            bound.append(
-                Binding(
-                    key + also.get(key, ""),
-                    f"technique('{technique.name}', {backwards})",
-                    technique.title,
-                    id=f"{technique.name}{'-back' if backwards else ''}",
-                    tooltip=technique.sentence,
-                )
-            )
-    others = (
-        ("space", "pause", "Pause at the end of the step, and go on"),
-        ("e", "evaluate", "Evaluate at the end of the step"),
-        ("s", "save", "Save at the end of the step"),
-        ("b", "go_back", "While paused: back to the last good save"),
-        ("r", "profile", "Read the Tensor Cores with the next step"),
-        ("m", "measure_activations", "Measure with the next step what each layer keeps for backward"),
-        ("u", "undo", "Undo the last change"),
-        ("escape", "cancel", "Cancel what is pending; leave a zoomed panel"),
-        ("n", "lock", "Lock the keys"),
-        ("l", "zoom('log')", "The log on the whole screen, and back"),
-        ("x", "picture", "A picture of the screen"),
-        ("question_mark,h", "help", "Help"),
-        ("ctrl+l", "repaint", "Paint everything again"),
-        ("q", "leave", "Leave, after a question"),
-        ("Q", "force", "While stopping: stop at once"),
-    )
-    bound += [Binding(key, action, words, id=action.split("(")[0], tooltip=words) for key, action, words in others]
-    for key, panel in NUMBERS.items():
-        words = f"{CONTENTS[panel].TITLE} on the whole screen, and back"
-        bound.append(Binding(key, f"zoom('{panel}')", words, id=f"zoom-{panel}", tooltip=words))
-    return bound
 
 
 def theme() -> str:
