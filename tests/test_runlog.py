@@ -36,17 +36,22 @@ def test_records_are_read_as_they_were_written_and_followed_as_they_come(tmp_pat
 
 
 def test_many_records_are_written_in_pieces_and_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rests between pieces are within the time that records are gathered for, and closing waits for none."""
+    """Between pieces it rests, but no longer than records are gathered for; closing waits for no rest."""
     monkeypatch.setattr(own, "HELD_S", 0.0)
     run = folder(tmp_path)
     log = RunLog(run)
     log.gather_s = 0.05
+    rests: list[float] = []
+    wait = log._closing.wait
+    monkeypatch.setattr(log._closing, "wait", lambda seconds: rests.append(seconds) or wait(seconds))
     for number in range(100):
         log.put(replace(step(), step=number))
     until = time.monotonic() + 30
     while run.records.read_bytes().count(b"\n") < 100:
         assert time.monotonic() < until
         time.sleep(0.01)
+    rested = rests.count(own.REST_S)
+    assert 0 < rested < 100, "a rest after every record would take longer than they are gathered for"
     log.gather_s = 30.0
     for number in range(100, 200):
         log.put(replace(step(), step=number))

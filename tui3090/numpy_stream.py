@@ -36,8 +36,8 @@ def state() -> Any:
     words = ctypes.string_at(generator.ctypes.state_address, _BYTES)
     if _read is None or _read[0] is not generator or _read[1] != words:
         found = numpy.random.get_state()
-        # of a pair of normal numbers the second may wait, which is taken without a word being drawn
-        _read = (generator, words, found) if not found[3] else None
+        # a number that waits is taken without a word being drawn
+        _read = (generator, words, found) if not _number_waits(found) else None
         return found
     return _read[2]
 
@@ -64,5 +64,10 @@ def apart() -> Iterator[None]:
         yield
     finally:
         numpy.random.set_bit_generator(outer)
-        if before["has_gauss"] if isinstance(before, dict) else before[3]:
-            restore(before)  # the exchange has lost the number that waited
+        if _number_waits(before):
+            restore(before)  # the exchange has lost it
+
+
+def _number_waits(state: Any) -> bool:
+    """Whether of a pair of normal numbers, which are drawn together, the second has not been asked for yet."""
+    return bool(state["has_gauss"] if isinstance(state, dict) else state[3])

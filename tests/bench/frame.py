@@ -70,11 +70,10 @@ class Frames:
     live = True
     read_only = ""
 
-    def __init__(self, frames: int, steps: int = STEPS) -> None:
-        """`steps` come with each frame."""
+    def __init__(self, frames: int) -> None:
         self._left = frames + WARM_UP
         # made beforehand: in a run it is the trainer that makes them
-        self._records = deque(_batches(self._left + 2, steps))
+        self._records = deque(_batches(self._left + 2))
         self.cpu: list[float] = []
         """Of the process at every tenth frame's start, seconds."""
         self.app: Dashboard | None = None
@@ -108,7 +107,7 @@ class AlwaysDue(Governor):
         return True
 
 
-def _batches(frames: int, each: int) -> Iterator[list[Record]]:
+def _batches(frames: int) -> Iterator[list[Record]]:
     real = RecordReader(REAL).read(1 << 30)
     steps = [r for r in real if isinstance(r, StepRecord) and not r.skipped]
     readings = [r for r in real if isinstance(r, Reading) and r.allocated is not None]
@@ -117,7 +116,7 @@ def _batches(frames: int, each: int) -> Iterator[list[Record]]:
     yield [*others, PROFILED, State(time=began, state="training")]
     for frame in range(frames):
         now = began + frame * FRAME_S
-        numbers = range(frame * each, (frame + 1) * each)
+        numbers = range(frame * STEPS, (frame + 1) * STEPS)
         yield [
             *(replace(steps[n % len(steps)], time=now, step=n + 1, planned_steps=1_000_000) for n in numbers),
             *([replace(PHASES, time=now, optimizer_s=PHASES.optimizer_s + frame % 7 * 1e-5)] if frame % 2 else []),
