@@ -1,9 +1,11 @@
 """What the dashboard costs training: the installed command, with the dashboard in a pty and headless, in turns.
 
-    python -m tests.bench.dashboard [--cpu] [--pairs N] [--steps N]
+    python -m tests.bench.dashboard [--cpu] [--pairs N] [--steps N] [--technique NAME]
 
 GPT-2 124M at 1 x 128 tokens in bf16, under replay and under compile and replay, on a card; the small model, eagerly, on
-a CPU. Steps are timed by the clock of a run's own records, from its first tenth on. Rate: runs are cut into ten pieces,
+a CPU. Steps are timed by the clock of a run's own records, from its first tenth on, and where a window was profiled
+from there on, for the profiler's hooks may stay. What inductor compiles and chooses is kept from an uncounted run on,
+so that both ways run the same kernels: what it chooses by is the moment's timing. Rate: runs are cut into ten pieces,
 and a piece is compared with the same one of the other run; the interval is that of the pieces' median. The 99th
 percentile is that of all pairs' steps; its interval comes from drawing steps with replacement. Beside them: the share
 of CPU time that our threads other than the trainer's took, as the run recorded it.
@@ -12,19 +14,21 @@ of CPU time that our threads other than the trainer's took, as the run recorded 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.bench.turns import interval
 from tests.terminal.pty_shell import Shell
-from tui3090.records import Reading, StepRecord
+from tui3090.records import Profiled, Reading, StepRecord
 from tui3090.runlog import RecordReader
 
 CARD = "--amp bf16 --device cuda:0 --tf32", "--size gpt2 --batch-size 1 --context 128"
@@ -47,7 +51,7 @@ class Runs:
     def rate(self) -> tuple[float, float, float]:
         """Under the dashboard over headless: the median of pieces, and its 95 % interval."""
         ratios = [
-            sum(a) / sum(b)
+            statistics.fmean(a) / statistics.fmean(b)
             for headless, dashboard in zip(self.headless, self.dashboard, strict=True)
             for a, b in zip(_pieces(headless), _pieces(dashboard))
         ]
@@ -68,13 +72,15 @@ def run_pairs(technique: str, pairs: int, steps: int, cpu: bool) -> Runs:
     """Run headless and under the dashboard, in turns; a row of a table for each pair."""
     options, recipe = CPU if cpu else CARD
     given = (ON_CPU if cpu else ON_CARD)[technique]
-    command = f"{sys.executable} -m tui3090 run gpt {options} {given} --steps {steps} --exit"
+    command = f"{sys.executable} -m tui3090 run gpt {options} {given} --exit --steps"
     runs = Runs()
-    for _ in range(pairs):
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            runs.headless.append(_seconds(_headless(command, recipe, folder)))
-            runs.dashboard.append(_seconds(run := _dashboard(command, recipe, folder)))
+    with tempfile.TemporaryDirectory() as name, compiled_in(Path(name)):
+        if "--compile" in given:
+            _headless(f"{command} 20", recipe, Path(name))
+        for _ in range(pairs):
+            folder = Path(tempfile.mkdtemp(dir=name))
+            runs.headless.append(_seconds(_headless(f"{command} {steps}", recipe, folder)))
+            runs.dashboard.append(_seconds(run := _dashboard(f"{command} {steps}", recipe, folder)))
             runs.shares.append(_share(run))
             rates = [1 / statistics.fmean(every[-1]) for every in (runs.headless, runs.dashboard)]
             tails = [_p99(every[-1]) * 1e3 for every in (runs.headless, runs.dashboard)]
@@ -84,6 +90,19 @@ def run_pairs(technique: str, pairs: int, steps: int, cpu: bool) -> Runs:
                 flush=True,
             )
     return runs
+
+
+@contextmanager
+def compiled_in(folder: Path) -> Iterator[None]:
+    """Runs keep what they compile in `folder`."""
+    kept = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
+    before = dict(os.environ)
+    os.environ.update(kept)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def header() -> None:
@@ -98,10 +117,13 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--technique", help="one of the table's instead of all")
     asked = parser.parse_args()
     for technique in ON_CPU if asked.cpu else ON_CARD:
+        if asked.technique not in (None, technique):
+            continue
         header()
-        runs = run_pairs(technique, asked.pairs, asked.steps or (250 if asked.cpu else 3200), asked.cpu)
+        runs = run_pairs(technique, asked.pairs, asked.steps or (250 if asked.cpu else 6000), asked.cpu)
         for what, (ratio, low, high) in (("rate", runs.rate()), ("99th percentile", runs.p99())):
             print(f"{technique}, {what} over headless: {ratio:.4f} ({low:.4f} to {high:.4f})", flush=True)
 
@@ -122,8 +144,10 @@ def _dashboard(command: str, recipe: str, folder: Path) -> Path:
 
 
 def _steps(run: Path) -> list[StepRecord]:
-    records = [r for r in RecordReader(run / "records.jsonl").read(1 << 30) if isinstance(r, StepRecord)]
-    return records[len(records) // 10 :]
+    records = RecordReader(run / "records.jsonl").read(1 << 30)
+    steps = [r for r in records if isinstance(r, StepRecord)]
+    profiled = [r.step + 1 for r in records if isinstance(r, Profiled)]
+    return steps[max([len(steps) // 10, *profiled[:1]]) :]
 
 
 def _seconds(run: Path) -> list[float]:

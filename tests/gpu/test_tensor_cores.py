@@ -16,7 +16,7 @@ from tui3090.meters.kernels import Profiler, read
 from tui3090.meters.peaks import peak
 from tui3090.meters.watched import WatchedCard
 from tui3090.recipe import Recipe
-from tui3090.records import Event, Profile, Profiled, StepRecord
+from tui3090.records import Change, Event, Profile, Profiled, StepRecord
 from tui3090.settings import Settings
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"), pytest.mark.timeout(300)]
@@ -181,6 +181,20 @@ def test_a_profiled_step_in_bf16(train: Train, graph: bool) -> None:
     assert "FusedAdam" in found.without
     assert found.replayed is graph
     assert found.kernels >= 8
+
+
+def test_looks_between_captures_change_no_loss(train: Train) -> None:
+    """The profiler's hooks go with it, and come back beside graphs that were captured without them."""
+    switches = {8: [Change("graph", True)], 20: [Change("graph", False)], 28: [Change("graph", True)]}
+    looks = {at: [Profile()] for at in (3, 5, 13, 16, 24, 33, 36)}
+    settings = Settings(amp="bf16")
+    plain = train(recipe(40), switches, settings, device="cuda:0")
+    looked = train(recipe(40), switches | looks, settings, device="cuda:0")
+    assert (plain.status, looked.status) == (0, 0)
+    assert [record.loss for record in looked.of(StepRecord)] == [record.loss for record in plain.of(StepRecord)]
+    found = looked.of(Profiled)
+    assert [look.replayed for look in found] == [False, False, True, True, False, True, True]
+    assert all(look.tensor_core_share > 0.4 for look in found), found
 
 
 def test_mfu_equals_a_hand_count(train: Train) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from torch._C._autograd import DeviceType
 
 from tui3090.meters.kernels import (
     Kernel,
+    Profiler,
     is_fp32_matmul,
     kernels_of,
     off_by_8,
@@ -197,3 +200,19 @@ def test_layers_off_8() -> None:
 def test_a_long_list_of_layers_is_cut() -> None:
     model = nn.ModuleDict({f"l{n}": nn.Linear(8, 8 * n + 1) for n in range(12)})
     assert off_by_8_text(model).endswith("l7 [57 × 8] and 4 more")
+
+
+@pytest.mark.parametrize(
+    ("asked", "cuda", "torn_down"),
+    [(None, "13.0", "1"), (None, "12.6", "1"), (None, "12.4", "0"), (None, None, "0"), ("0", "13.0", "0")],
+)
+def test_the_profilers_hooks_go_with_it_where_graphs_survive_that(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, cuda: str | None, torn_down: str
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    for name in ("TEARDOWN_CUPTI", "KINETO_LOG_LEVEL"):
+        monkeypatch.setenv(name, asked or "")  # put back afterwards
+    if asked is None:
+        del os.environ["TEARDOWN_CUPTI"]
+    Profiler()
+    assert os.environ["TEARDOWN_CUPTI"] == torn_down

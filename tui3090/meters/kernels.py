@@ -144,8 +144,10 @@ class Profiler:
     """Torch's profiler around one window; nothing may be in flight when it is entered and when it is left."""
 
     def __init__(self) -> None:
-        # Without this CUPTI may be taken down between two looks, and replayed graphs do not survive its return.
-        os.environ.setdefault("TEARDOWN_CUPTI", "0")
+        # CUPTI makes every launch dearer as long as it is there, and Kineto would leave it there. Before CUDA 12.6
+        # replayed graphs do not survive that it goes and comes back. One or the other for all of the process: what is
+        # taken down comes back only where this says that it will be taken down again.
+        os.environ.setdefault("TEARDOWN_CUPTI", "1" if _cuda_version() >= (12, 6) else "0")
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else each look leaves lines of its own in the output
         self._profile = profile(activities=[ProfilerActivity.CUDA])
 
@@ -159,6 +161,11 @@ class Profiler:
     def kernels(self) -> list[Kernel]:
         """What ran. Reads the raw events: torch's own digest of them takes several times as long."""
         return list(kernels_of(self._profile.profiler.kineto_results.events()))  # type: ignore[union-attr]
+
+
+def _cuda_version() -> tuple[int, ...]:
+    """That torch was built for; () without."""
+    return tuple(int(part) for part in (torch.version.cuda or "").split(".") if part.isdigit())
 
 
 def kernels_of(events: Iterable[Any]) -> Iterator[Kernel]:
