@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.meters.conftest import Clock
 from tui3090 import cli
 from tui3090.counters_check import judged
 from tui3090.meters import counters
 from tui3090.meters.counters import METRIC, SOURCE, Counters, CountersMissing, Params, PipeMeter, find_library
+from tui3090.meters.kernels import Profiler
 
 OPENED = [
     "cuptiProfilerInitialize",
@@ -317,6 +320,14 @@ class TestMeter:
         assert meter.last["tensor_core"] == 0.5
         meter.close()
         assert cupti.calls[-1] == "cuptiProfilerDeInitialize"
+
+    def test_a_profile_beside_it_leaves_cupti_where_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setenv("TEARDOWN_CUPTI", "")  # put back afterwards
+        del os.environ["TEARDOWN_CUPTI"]
+        PipeMeter()
+        Profiler()
+        assert os.environ["TEARDOWN_CUPTI"] == "0"
 
     def test_a_refusal_is_told_and_not_asked_again(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(counters, "time", clock)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -313,6 +314,7 @@ class PipeMeter:
     """The fields of a `Reading` for the poller: begins when the card is known, and tells why there is nothing."""
 
     def __init__(self, open_counters: Callable[[int], Counters] | None = None) -> None:
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")  # torch's profiler would take CUPTI down under the sampling
         self._open = open_counters or (lambda device: Counters(load_library(), device))
         self._counters: Counters | None = None
         self._due = 0.0
