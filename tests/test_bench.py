@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from tests.bench.aims import verdict
 from tests.bench.dashboard import PIECES, Runs
 from tests.bench.race import ENGINE, PLAIN, Race
+from tests.bench.turns import LEAST, in_turns
 from tests.bench.workloads import Workload
 from tui3090.records import StepRecord
 
@@ -72,9 +75,21 @@ def test_a_rate_compares_the_same_round() -> None:
 
 def test_the_dashboards_rate_and_tail() -> None:
     headless = [0.01] * 100 * PIECES
+    longer = [0.01] * 150 * PIECES  # its profiled window, from which on steps count, came earlier
+    assert Runs([headless], [longer]).rate() == pytest.approx((1.0,) * 3)
     slow_now_and_then = [0.02 if at % 50 == 0 else 0.01 for at in range(100 * PIECES)]  # two in a hundred
     runs = Runs([headless], [slow_now_and_then])
     assert runs.rate() == pytest.approx((1 / 1.02,) * 3)
     value, low, high = runs.p99()
     assert value == high == pytest.approx(2.0)
     assert low <= value
+
+
+def test_turns_after_the_deadline_are_as_few_as_count() -> None:
+    def loop(boundary: Callable[[], bool]) -> None:
+        while boundary():
+            pass
+
+    for deadline, rounds in ((0.0, LEAST), (math.inf, 5)):
+        taken = in_turns({"a": loop, "b": loop}, steps=2, rounds=5, deadline=deadline)
+        assert {name: len(seconds) for name, seconds in taken.items()} == {"a": rounds, "b": rounds}

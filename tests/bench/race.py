@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import statistics
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -88,11 +89,12 @@ def race(
     device: torch.device,
     only: Collection[str] | None = None,
     look: bool = False,
+    deadline: float = math.inf,
 ) -> Race | None:
     """Let the contenders take turns, those in `only`, else all but TraceML's, which leaves the process changed.
 
     None: the workload can't be had here.
-    `look`: our engine's ones are profiled in one window of the round that warms up.
+    `look`: our engine's ones are profiled in one window of the round that warms up. `deadline`: as `in_turns` takes it.
     """
     batch = workload.batch or (largest_batch(workload, settings, device) if device.type == "cuda" else 0)
     if not batch:
@@ -106,7 +108,7 @@ def race(
     records: dict[str, list[Record]] = {}
     script: dict[int, Sequence[Command]] = {LOOK_AT: [Profile()]} if look else {}
     contenders = loops(workload, batch, settings, device, only, records, script)
-    seconds = in_turns(contenders, workload.steps, rounds, left_out=left_out)
+    seconds = in_turns(contenders, workload.steps, rounds, left_out=left_out, deadline=deadline)
     clean_up(device)
     return Race(workload, batch, seconds, records)
 

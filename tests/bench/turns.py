@@ -7,6 +7,7 @@ and what makes the machine slower for a while makes all of them slower.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import threading
@@ -16,6 +17,8 @@ from itertools import pairwise
 
 import torch
 
+LEAST = 3
+"""Rounds that count, however long they take."""
 Loop = Callable[[Callable[[], bool]], None]
 """Trains until `boundary()`, which it calls before each step, says False."""
 
@@ -104,15 +107,19 @@ def in_turns(
     rounds: int,
     cpu: bool = False,
     left_out: Callable[[str, BaseException | None], None] | None = None,
+    deadline: float = math.inf,
 ) -> dict[str, list[float]]:
     """Seconds a step of each loop's turns, A B A B …, without the first round, which warms up.
 
+    After `deadline`, by `time.perf_counter`, no round is begun but the first `LEAST`.
     A loop that fails is left out, and `left_out` is told its name and the error; without it, the error is raised.
     """
     contenders = [Contender(name, loop, cpu) for name, loop in loops.items()]
     taken: dict[str, list[float]] = {name: [] for name in loops}
     try:
-        for _ in range(rounds + 1):
+        for number in range(rounds + 1):
+            if number > LEAST and time.perf_counter() > deadline:
+                break
             for contender in list(contenders):
                 seconds = contender.turn(steps)
                 if seconds is not None:
