@@ -5,17 +5,17 @@
     python -m tests.bench.contenders --aims [TRIAL ...] [--seconds N] [--small]
 
 Workloads: 1x128, 8x1024 and largest (GPT-2 124M), bert (BERT-large, 16 x 512), loader (Python work per sample, loaded
-by `--workers` processes). The contenders: our engine without a screen, eagerly and on a card by replay, and on a card
-with compile and replay; a loop written by hand, on a card also with torch.compile, and with the whole step captured in
-a CUDA graph; transformers' Trainer, accelerate, Lightning. In the loader-bound case the hand-written loop also runs on
-one batch that is on the device already. Each trains a model of its own, from the same weights, with the same optimizer,
-clipping and precision; TF32 is off. Only Lightning's AdamW is not fused under AMP, where it can't clip with a fused
-one. A turn's figure is the mean step of its second half by the clock on the wall, all launched work done. Printed: the
-median of the turns, the rate over the hand-written loop's in the same round, its median with a 95 % interval
-(bootstrap), and MFU: the model FLOPs that the engine counts over the card's peak. A library that runs another precision
-than it was asked for (fp16 on a CPU) is left out. `--only`: these contenders; `--seconds`: the tables share so many,
-and take fewer rounds, three at least, where that is not enough. `--small` shows on any CPU that it works; its figures
-say nothing.
+by `--workers` processes). The contenders: our engine without a screen, eagerly and on a card by replay, with offload,
+with compile, and with compile and replay; a loop written by hand, on a card also with torch.compile, and with the whole
+step captured in a CUDA graph; transformers' Trainer, accelerate, Lightning. In the loader-bound case the hand-written
+loop also runs on one batch that is on the device already. Each trains a model of its own, from the same weights, with
+the same optimizer, clipping and precision; TF32 is off. Only Lightning's AdamW is not fused under AMP, where it can't
+clip with a fused one. A turn's figure is the mean step of its second half by the clock on the wall, all launched work
+done. Printed: the median of the turns, the rate over the hand-written loop's in the same round, its median with a 95 %
+interval (bootstrap), and MFU: the model FLOPs that the engine counts over the card's peak. A library that runs another
+precision than it was asked for (fp16 on a CPU) is left out. `--only`: these contenders; `--seconds`: the tables share
+so many, and take fewer rounds, three at least, where that is not enough. `--small` shows on any CPU that it works; its
+figures say nothing.
 
 `--aims` runs only what the aims need (aims.py has the names of the trials), the weightiest first, and says of each
 whether it is met; `--seconds`: after so many none is begun.
@@ -35,7 +35,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from tests.bench import aims
-from tests.bench.race import LIBRARIES, PLAIN, race
+from tests.bench.race import CONTENDERS, LIBRARIES, PLAIN, race
 from tests.bench.workloads import Workload, workloads
 from tui3090.settings import CORES, Settings
 
@@ -94,6 +94,8 @@ def main() -> None:
     words = aims.WORDS if asked.aims else set(known)
     if unknown := set(asked.workload) - words:
         parser.error(f"no workload {', '.join(sorted(unknown))}: there are {', '.join(sorted(words))}")
+    if unknown := set(asked.only or ()) - set(CONTENDERS):
+        parser.error(f"no contender {', '.join(sorted(unknown))}: there are {', '.join(CONTENDERS)}")
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     where = torch.cuda.get_device_name(0) if device.type == "cuda" else f"{platform.machine()} CPU, {CORES} cores"
     print(f"{where}, load {os.getloadavg()[0]:.1f}; {versions()}", flush=True)

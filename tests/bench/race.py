@@ -25,6 +25,7 @@ from tui3090.settings import Settings
 PLAIN, COMPILED, CAPTURED = "plain loop", "plain loop, torch.compile", "plain loop, whole step captured"
 RESIDENT = "plain loop, data on the device"
 ENGINE, REPLAY, BOTH = "engine", "engine, replay", "engine, compile + replay"
+COMPILE, OFFLOAD = "engine, compile", "engine, offload"
 TRAINER, ACCELERATE, LIGHTNING = "transformers Trainer", "accelerate", "Lightning"
 TRACED = "plain loop under TraceML"
 LIBRARIES = {
@@ -33,6 +34,7 @@ LIBRARIES = {
     LIGHTNING: ("lightning", lightning_trainer),
     TRACED: ("traceml_ai", plain_under_traceml),
 }
+CONTENDERS = PLAIN, COMPILED, CAPTURED, RESIDENT, ENGINE, REPLAY, BOTH, COMPILE, OFFLOAD, *LIBRARIES
 LIMIT = 24 << 30
 """Bytes that the largest batch may take."""
 LOOK_AT = 6
@@ -154,6 +156,8 @@ def loops(
     if cuda:
         found[REPLAY] = ours(REPLAY, "graph")
         found[CAPTURED] = captured
+        found[OFFLOAD] = ours(OFFLOAD, "offload")
+        found[COMPILE] = ours(COMPILE, "compile")
         found[BOTH] = ours(BOTH, "graph", "compile")
         found[COMPILED] = plain(compiled=True)
     for name, (package, make) in LIBRARIES.items():
