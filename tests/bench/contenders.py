@@ -95,7 +95,7 @@ def main() -> None:
     if unknown := set(asked.workload) - words:
         parser.error(f"no workload {', '.join(sorted(unknown))}: there are {', '.join(sorted(words))}")
     if unknown := set(asked.only or ()) - set(CONTENDERS):
-        parser.error(f"no contender {', '.join(sorted(unknown))}: there are {', '.join(CONTENDERS)}")
+        parser.error(f"no contender {'; '.join(sorted(unknown))}: there are {'; '.join(CONTENDERS)}")
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     where = torch.cuda.get_device_name(0) if device.type == "cuda" else f"{platform.machine()} CPU, {CORES} cores"
     print(f"{where}, load {os.getloadavg()[0]:.1f}; {versions()}", flush=True)
