@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tui3090.recent import Recent
-from tui3090.records import StepRecord
+from tui3090.recent import Recent, kernels_run
+from tui3090.records import Profiled, StepRecord
 from tui3090.runlog import RecordReader
 
 RECORDED = Path(__file__).parent / "data" / "h200.jsonl"
@@ -63,3 +63,34 @@ def test_what_is_not_finite_goes_with_its_window(wrong: float) -> None:
         recent.append(replace(STEP, seconds=0.25, steps=2))
         recent.total("seconds")
     assert recent.total("seconds") == 1.5
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stall_s", "kernel_s", "in_the_profile", "share"),
+    [
+        (0.1, 0.0, 0.09, 0.6, 0.9),  # the profiler made the gaps longer
+        (0.1, 0.05, 0.04, 0.6, 0.8),  # what waits for data is no gap
+        (0.1, 0.0, 0.03, 0.6, 0.6),  # a short batch among long ones
+        (0.1, 0.0, 0.3, 0.6, 1.0),  # a long one among short ones
+        (0.0, 0.0, 0.3, 0.6, 0.6),
+        (0.1, 0.0, 0.0, None, None),
+    ],
+)
+def test_the_share_of_a_step_in_which_a_kernel_runs(
+    seconds: float, stall_s: float, kernel_s: float, in_the_profile: float | None, share: float | None
+) -> None:
+    recent = Recent(3)
+    for steps in (1, 4):
+        recent.append(replace(STEP, seconds=seconds, stall_s=stall_s, steps=steps))
+    look = Profiled(
+        time=0.0,
+        step=1,
+        tensor_core_share=in_the_profile,
+        unknown_share=0.0,
+        fp32_share=0.0,
+        busy_share=in_the_profile,
+        kernels=9,
+        kernel_s=kernel_s,
+    )
+    assert kernels_run(look, recent) == (None if share is None else pytest.approx(share))
+    assert kernels_run(look, Recent(3)) == in_the_profile

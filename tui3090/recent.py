@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from tui3090.records import StepRecord
+from tui3090.records import Profiled, StepRecord
 
 
 class Recent(deque[StepRecord]):
@@ -41,6 +41,18 @@ class Recent(deque[StepRecord]):
         if found is None or not math.isfinite(found):  # what is not finite would stay in a sum that is carried on
             found = self._sums[name] = sum([_part(record, name) for record in self])
         return found
+
+
+def kernels_run(look: Profiled, windows: Recent) -> float | None:
+    """The share of a window's time, waiting for data left out, in which a kernel runs; None: no kernel was seen.
+
+    What the kernels of the profiled window took over what `windows` take, or the share in the profiled window itself
+    where that is more: the profiler makes launches dearer, and with them the gaps between kernels longer.
+    """
+    if look.busy_share is None:
+        return None
+    busy_s = (windows.total("seconds") - windows.total("stall_s")) / max(1.0, windows.total("steps"))
+    return max(look.busy_share, min(1.0, look.kernel_s / busy_s) if busy_s > 0 else 0.0)
 
 
 def _part(record: StepRecord, name: str) -> float:

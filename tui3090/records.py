@@ -187,7 +187,7 @@ class Profiled(Record):
     """In matmuls that could use the Tensor Cores and run in fp32 beside them."""
     busy_share: float | None
     """Share of the time from the first kernel to the end of the last in which one ran; the rest is gaps between
-    launches, which the profiler makes a little longer."""
+    launches, which the profiler makes longer."""
     kernels: int
     """How many ran."""
     kernel_s: float

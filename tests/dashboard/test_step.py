@@ -139,6 +139,8 @@ def test_gaps_between_kernels_are_told_by_a_profiled_step() -> None:
     assert role_of(old, "launch gaps") == "dim"
     none = panel.rows(view(started(), step(1), replace(profiled, busy_share=0.99)), 110, 4, NOW)
     assert "gaps" not in texts(none)[2]
+    longer = panel.rows(view(started(), step(1), replace(profiled, kernel_s=0.7)), 110, 4, NOW)
+    assert texts(longer)[2].endswith("launch gaps 22 % (profile)")  # of 0.9 s that are no stall, kernels took 0.7
 
 
 def test_a_slow_batch_now_and_then_shows_in_the_worst() -> None:

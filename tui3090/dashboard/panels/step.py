@@ -10,6 +10,7 @@ from tui3090.dashboard.figures import PROFILE_OLD_S, beside, is_stale, shown, st
 from tui3090.dashboard.panels import breakdown
 from tui3090.dashboard.text import UNKNOWN, Row, duration, gib, number, percent, rounded, spread
 from tui3090.dashboard.view import View
+from tui3090.recent import kernels_run
 
 TITLE = "Step and data"
 
@@ -136,12 +137,13 @@ def _shapes(view: View) -> list[Row]:
 def _gaps(view: View, now: float) -> Row:
     """Gaps between kernels, which are inside the phases: only a profiled step tells them."""
     found = view.profiled
-    if found is None or found.busy_share is None or not 0 <= found.busy_share <= 0.98:
+    busy = kernels_run(found, view.recent) if found is not None else None
+    if found is None or busy is None or not 0 <= busy <= 0.98:
         return []
-    role = "warn" if found.busy_share < 0.8 else "plain"
+    role = "warn" if busy < 0.8 else "plain"
     if view.live and not view.over and now - found.time > PROFILE_OLD_S:
         role = "dim"
-    return [(f"launch gaps {percent(1 - found.busy_share)} (profile)", role)]
+    return [(f"launch gaps {percent(1 - busy)} (profile)", role)]
 
 
 def _data(pace: _Pace | None, more: list[Row], width: int) -> Row:
