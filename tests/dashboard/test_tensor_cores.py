@@ -164,6 +164,7 @@ def test_a_profiled_step() -> None:
     assert "layers with a dimension that 8 does not divide: classifier [2 × 1024]" in whole
     assert any("mask the padding's logits" in row and "labels stay" in row for row in whole)
     assert "1 400 kernels of step 1 390 took 400 ms, 97 % of a step's time; the rest is gaps between launches" in whole
+    assert "the look cost 120 ms; the next comes by itself, or with r" in whole
 
 
 def test_counters_come_before_the_profiled_step() -> None:

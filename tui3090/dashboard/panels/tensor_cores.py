@@ -208,7 +208,7 @@ def _more(view: View, width: int) -> list[Row]:
     ran = f"{number(found.kernels)} kernels of step {number(found.step)}{', by replay,' if found.replayed else ''}"
     took = f"{rounded(1e3 * found.kernel_s)} ms, {percent(kernels_run(found, view.recent))} of a step's time"
     told.append([(f"{ran} took {took}; the rest is gaps between launches", "plain")])
-    told.append([(f"the look cost {duration(found.seconds)}; the next comes by itself, or with r", "dim")])
+    told.append([(f"the look cost {rounded(1e3 * found.seconds)} ms; the next comes by itself, or with r", "dim")])
     return told
 
 
