@@ -35,7 +35,10 @@ class Keeper:
     def if_due(self) -> None:
         """Save when the clock or the number of steps says so, unless training looks as if it diverged."""
         trainer = self._trainer
-        if self._saver is not None and trainer.watchdog.calm and (due := self._saver.due(trainer.step)):
+        if self._saver is None or not trainer.step:
+            return
+        self._saver.make_ready()
+        if trainer.watchdog.calm and (due := self._saver.due(trainer.step)):
             self.save(due)
 
     def if_best(self, eval_loss: float | None) -> None:

@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,34 @@ class HostCopies:
     def __init__(self) -> None:
         self._copies: dict[str, Tensor] = {}
         self._pinned = True
+        self._maker: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def make_ready(self, tree: Any) -> None:
+        """Let a thread make the memory that the copies of `tree` will take: pinning takes longer than copying."""
+        wanted = [(path, tensor.shape, tensor.dtype) for path, tensor in _on_card(tree)]
+        if wanted:
+            self._maker = threading.Thread(target=self._make, args=(wanted,), name="save memory", daemon=True)
+            self._maker.start()
+
+    def take_over(self) -> None:
+        """End that thread; what it has not made is made when it is copied to."""
+        if self._maker is not None:
+            self._stop.set()
+            self._maker.join()
+            self._maker = None
+
+    def _make(self, wanted: Sequence[tuple[str, torch.Size, torch.dtype]]) -> None:
+        for path, shape, dtype in wanted:
+            began = time.perf_counter()
+            try:
+                self._copies[path] = self._empty(shape, dtype)
+            except Exception:  # the save will say what is the matter
+                traceback.print_exc()
+                return
+            # the driver may hold launches up meanwhile: for half of the time at the most
+            if self._stop.wait(time.perf_counter() - began):
+                return
 
     def of(self, tree: Any, path: str = "") -> Any:
         """The same dicts, lists and numbers with each tensor replaced by its copy; on its way until the device is
@@ -64,19 +92,32 @@ class HostCopies:
         return tree
 
     def _copy(self, tensor: Tensor, path: str) -> Tensor:
-        if not tensor.is_cuda:
+        if tensor.is_cpu:
             return tensor.clone(memory_format=torch.contiguous_format)
         copy = self._copies.get(path)
         if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-            copy = self._empty(tensor)
-            self._copies[path] = copy
+            copy = self._copies[path] = self._empty(tensor.shape, tensor.dtype)
         return copy.copy_(tensor, non_blocking=True)
 
-    def _empty(self, tensor: Tensor) -> Tensor:
+    def _empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         # pinned memory can't be swapped out: never take the last half of what there is
-        if self._pinned and psutil.virtual_memory().available < 2 * tensor.nbytes + (4 << 30):
+        size = shape.numel() * dtype.itemsize
+        if self._pinned and psutil.virtual_memory().available < 2 * size + (4 << 30):
             self._pinned = False
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pinned)
+        return torch.empty(shape, dtype=dtype, pin_memory=self._pinned)
+
+
+def _on_card(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of nested dicts and lists that are not in host memory, by the paths that `HostCopies` gives them."""
+    if isinstance(tree, Tensor):
+        if not tree.is_cpu:
+            yield path, tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _on_card(value, f"{path}/{key}")
+    elif isinstance(tree, (list, tuple)):
+        for i, value in enumerate(tree):
+            yield from _on_card(value, f"{path}/{i}")
 
 
 class Saver:
@@ -98,6 +139,8 @@ class Saver:
         self._emit = emit
         self._folder = plan.folder / "saves"
         self._copies = HostCopies()
+        self._ready = False
+        """Whether their memory is being made, or was."""
         self._thread: threading.Thread | None = None
         self._last_time, self._last_step = time.monotonic(), 0
         self._last_position: tuple[int, int, int] | None = None
@@ -105,6 +148,12 @@ class Saver:
         """The least eval loss of the run so far."""
         self._writing = writing
         clear_up(self._folder)
+
+    def make_ready(self) -> None:
+        """Have a thread make the memory that saves copy to, once; the optimizer must have its state."""
+        if not self._ready:
+            self._ready = True
+            self._copies.make_ready(self._tensors(state_of(self._job.step.model)))
 
     def due(self, step: int) -> str:
         """Why a save is due after `step` optimizer steps; empty: none is."""
@@ -182,27 +231,33 @@ class Saver:
         """Copies of the model's and the training's state in host memory."""
         step = self._job.step
         state = state_of(step.model)
-        ties = ties_of(state)
-        model = self._copies.of(
-            {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in ties}, "model"
-        )
-        training = self._copies.of(
-            {
-                "beside": beside(step.model, step.optimizer),
-                "extra": loadable({name: value for name, value in state.items() if not isinstance(value, Tensor)}),
-                "optimizer": step.optimizer.state_dict(),
-                "scaler": step.scaler.state_dict(),
-                "scheduler": self._schedule.kind,
-                "schedule": loadable(self._schedule.state_dict()),
-                "rates": self._schedule.base,
-                "random": random_state(step.device),
-                "data": self._job.feed.state_dict(),
-            },
-            "training",
-        )
+        tree = self._tensors(state)
+        tree["training"] |= {
+            "extra": loadable({name: value for name, value in state.items() if not isinstance(value, Tensor)}),
+            "scheduler": self._schedule.kind,
+            "schedule": loadable(self._schedule.state_dict()),
+            "rates": self._schedule.base,
+            "random": random_state(step.device),
+            "data": self._job.feed.state_dict(),
+        }
+        self._copies.take_over()
+        copies = self._copies.of(tree)
         if step.device.type == "cuda":
             torch.cuda.current_stream(step.device).synchronize()  # the one wait of a save
-        return model, training
+        return copies["model"], copies["training"]
+
+    def _tensors(self, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """What a save holds in tensors. `state` is the model's."""
+        step = self._job.step
+        ties = ties_of(state)
+        return {
+            "model": {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in ties},
+            "training": {
+                "beside": beside(step.model, step.optimizer),
+                "optimizer": step.optimizer.state_dict(),
+                "scaler": step.scaler.state_dict(),
+            },
+        }
 
     def _notes(
         self, step: int, planned: int | None, reason: str, healthy: bool, eval_loss: float | None, evaluated: bool

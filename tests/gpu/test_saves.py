@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.conftest import Train
 from tests.reference import Blocks, loss_of, samples
 from tui3090.recipe import Recipe
 from tui3090.records import GoBack, MakeSave, Saved, StepRecord, Stop
+from tui3090.saves import HostCopies
 from tui3090.settings import Settings
 
 pytestmark = [
@@ -85,3 +87,21 @@ def test_resuming_and_going_back_need_no_more_memory_than_the_run_had(
     print("MiB at the most: run", run >> 20, "resumed", resumed >> 20, "gone back", back >> 20)
     assert resumed <= run * 1.01
     assert back <= run * 1.01
+
+
+def test_the_first_save_finds_its_memory_pinned(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else training would wait for the pinning, which takes longer than the copy."""
+    made: list[tuple[str, bool]] = []
+    empty = HostCopies._empty
+
+    def told(self: HostCopies, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        memory = empty(self, shape, dtype)
+        made.append((threading.current_thread().name, memory.is_pinned()))
+        return memory
+
+    monkeypatch.setattr(HostCopies, "_empty", told)
+    settings = Settings(graph=True)
+    ran = train(recipe(), {190: [MakeSave()]}, settings, device="cuda:0", steps=200, folder=tmp_path)
+    assert ran.status == 0, ran.records[-1]
+    assert ran.of(Saved)
+    assert set(made) == {("save memory", True)}
