@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tui3090.saves import HostCopies
+from tui3090.host_copies import HostCopies
 
 
 def on_card(*shape: int) -> torch.Tensor:

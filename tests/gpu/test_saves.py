@@ -12,9 +12,9 @@ import torch
 
 from tests.conftest import Train
 from tests.reference import Blocks, loss_of, samples
+from tui3090.host_copies import HostCopies
 from tui3090.recipe import Recipe
 from tui3090.records import GoBack, MakeSave, Saved, StepRecord, Stop
-from tui3090.saves import HostCopies
 from tui3090.settings import Settings
 
 pytestmark = [
