@@ -11,16 +11,20 @@ import torch
 from tui3090.host_copies import HostCopies
 
 
-def on_card(*shape: int) -> torch.Tensor:
-    """As far as the memory to make is concerned."""
-    return torch.empty(shape, device="meta")
+class OnCard(torch.Tensor):
+    """Says that it is not in host memory."""
+
+    is_cpu = False
 
 
 TREE: dict[str, Any] = {
-    "model": {"weight": on_card(4, 3), "count": torch.zeros(2)},
-    "training": {"optimizer": {"state": {0: {"moments": [on_card(4, 3), on_card(5)], "step": 7.0}}}, "scaler": {}},
+    "model": {"weight": torch.randn(4, 3).as_subclass(OnCard), "count": torch.ones(2)},
+    "training": {
+        "optimizer": {"state": {0: {"moments": (torch.randn(4, 3).as_subclass(OnCard),), "step": 7.0}}},
+        "rates": [torch.randn(5).as_subclass(OnCard)],
+    },
 }
-PATHS = ["/model/weight", "/training/optimizer/state/0/moments/0", "/training/optimizer/state/0/moments/1"]
+SHAPES = [(4, 3), (4, 3), (5,)]
 
 
 class Counted(HostCopies):
@@ -30,55 +34,53 @@ class Counted(HostCopies):
         super().__init__()
         self._pinned = False
         self.made: list[tuple[tuple[int, ...], str]] = []
-        self.copied: list[str] = []
-        self.began, self.may_go_on = threading.Event(), threading.Event()
-        self.may_go_on.set()
 
     def _empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         self.made.append((tuple(shape), threading.current_thread().name))
-        self.began.set()
-        assert self.may_go_on.wait(10)
         return super()._empty(shape, dtype)
 
-    def _copy(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
-        self.copied.append(path)
-        # what is not in host memory has nothing to copy here: as if it came from there
-        return super()._copy(tensor, path) if tensor.is_cpu else self._into(tensor, path)
-
-    def _into(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
-        found = self._copies.get(path)
-        return found if found is not None else self._empty(tensor.shape, tensor.dtype)
+    def finish(self) -> None:
+        """Wait until the thread has made all."""
+        assert self._maker is not None
+        self._maker.join(10)
 
 
-def finished(copies: HostCopies) -> None:
-    assert copies._maker is not None
-    copies._maker.join(10)
+def by(*threads: str) -> list[tuple[tuple[int, ...], str]]:
+    return list(zip(SHAPES, threads, strict=True))
 
 
-def test_a_save_finds_the_memory_made() -> None:
+def assert_copied(copies: HostCopies) -> None:
+    found = copies.of(TREE)
+    assert torch.equal(found["model"]["weight"], TREE["model"]["weight"])
+    assert torch.equal(found["model"]["count"], torch.ones(2))
+    assert found["model"]["count"] is not TREE["model"]["count"]
+    state = found["training"]["optimizer"]["state"][0]
+    assert torch.equal(state["moments"][0], TREE["training"]["optimizer"]["state"][0]["moments"][0])
+    assert state["step"] == 7.0
+    assert torch.equal(found["training"]["rates"][0], TREE["training"]["rates"][0])
+
+
+def test_a_save_finds_the_memory_made_and_so_does_the_next() -> None:
     copies = Counted()
     copies.make_ready(TREE)
-    finished(copies)
-    assert list(copies._copies) == PATHS
-    made = list(copies.made)
-    assert made == [((4, 3), "save memory"), ((4, 3), "save memory"), ((5,), "save memory")]
-    copies.take_over()
-    found = copies.of(TREE)
-    assert copies.made == made
-    assert set(PATHS) < set(copies.copied)
-    assert found["training"]["optimizer"]["state"][0]["step"] == 7.0
+    copies.finish()
+    for _ in range(2):
+        assert copies.made == by("save memory", "save memory", "save memory")
+        assert_copied(copies)
 
 
 def test_a_save_that_comes_early_waits_for_one_tensor_and_makes_the_rest_itself() -> None:
-    copies = Counted()
-    copies.may_go_on.clear()
+    class UntilTheSave(Counted):
+        def _empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+            made = super()._empty(shape, dtype)
+            if threading.current_thread().name == "save memory":
+                assert self._stop.wait(10)
+            return made
+
+    copies = UntilTheSave()
     copies.make_ready(TREE)
-    assert copies.began.wait(10)
-    threading.Timer(0.1, copies.may_go_on.set).start()
-    copies.take_over()
-    assert list(copies._copies) == PATHS[:1]
-    copies.of(TREE)
-    assert [name for _, name in copies.made] == ["save memory", "MainThread", "MainThread"]
+    assert_copied(copies)
+    assert copies.made == by("save memory", "MainThread", "MainThread")
 
 
 def test_memory_that_can_t_be_had_ahead_is_asked_for_again(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -90,15 +92,21 @@ def test_memory_that_can_t_be_had_ahead_is_asked_for_again(monkeypatch: pytest.M
     with monkeypatch.context() as context:
         context.setattr(copies, "_empty", none)
         copies.make_ready(TREE)
-        finished(copies)
+        copies.finish()
     assert "out of host memory" in capsys.readouterr().err
-    copies.take_over()
-    copies.of(TREE)
-    assert [name for _, name in copies.made] == ["MainThread"] * 3
+    assert_copied(copies)
+    assert copies.made == by("MainThread", "MainThread", "MainThread")
 
 
 def test_what_is_in_host_memory_needs_no_thread() -> None:
     copies = Counted()
     copies.make_ready({"model": {"count": torch.zeros(2)}})
     assert copies._maker is None
-    copies.take_over()
+
+
+def test_memory_of_another_shape_is_made_anew() -> None:
+    copies = Counted()
+    copies.of({"weight": torch.zeros(3).as_subclass(OnCard)})
+    found = copies.of({"weight": torch.ones(2).as_subclass(OnCard)})
+    assert [shape for shape, _ in copies.made] == [(3,), (2,)]
+    assert found["weight"].tolist() == [1.0, 1.0]

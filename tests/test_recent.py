@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tui3090.recent import Recent, kernels_run
+from tui3090.recent import Recent, busy_share
 from tui3090.records import Profiled, StepRecord
 from tui3090.runlog import RecordReader
 
@@ -92,5 +92,5 @@ def test_the_share_of_a_step_in_which_a_kernel_runs(
         kernels=9,
         kernel_s=kernel_s,
     )
-    assert kernels_run(look, recent) == (None if share is None else pytest.approx(share))
-    assert kernels_run(look, Recent(3)) == in_the_profile
+    assert busy_share(look, recent) == (None if share is None else pytest.approx(share))
+    assert busy_share(look, Recent(3)) == in_the_profile

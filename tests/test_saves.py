@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset
 from tests.conftest import Ran, Train
 from tests.reference import Blocks, loss_of, samples
 from tui3090.dashboard.view import View
+from tui3090.host_copies import HostCopies
 from tui3090.recipe import Recipe
 from tui3090.records import Change, Changed, Evaluated, Event, GoBack, MakeSave, Resumed, Saved, StepRecord, Stop
 from tui3090.savefolder import MODEL, NOTES, TRAINING, prune, read_notes, saves
@@ -78,6 +79,29 @@ def test_a_resumed_run_is_the_uninterrupted_one_also_the_second_time(
     )
     same(third.weights, whole.weights)
     assert [r.step for r in third.of(Resumed)] == [len(first.losses + second.losses)]
+
+
+def test_memory_is_made_ready_once_and_for_all_that_a_save_copies(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready: list[Any] = []
+    saved: list[Any] = []
+    of = HostCopies.of
+    monkeypatch.setattr(HostCopies, "make_ready", lambda self, tree: ready.append(shapes(tree)))
+    monkeypatch.setattr(HostCopies, "of", lambda self, tree: saved.append(shapes(tree)) or of(self, tree))
+    stopped_at(train, tmp_path, 7)
+    assert len(ready) == len(saved) == 1
+    assert any("exp_avg" in name for name in ready[0])
+    small = {name for name in saved[0] if name.startswith(("/training/random", "/training/data", "/training/schedule"))}
+    assert ready[0] == {name: shape for name, shape in saved[0].items() if name not in small}
+
+
+def shapes(tree: Any, path: str = "") -> dict[str, torch.Size]:
+    """Of the tensors of nested dicts and lists, by path."""
+    if isinstance(tree, torch.Tensor):
+        return {path: tree.shape}
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, (list, tuple)) else ()
+    return {name: shape for key, value in items for name, shape in shapes(value, f"{path}/{key}").items()}
 
 
 @pytest.mark.parametrize("workers", [0, 2])

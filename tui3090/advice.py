@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tui3090.facts import Facts
 from tui3090.meters.peaks import peak
-from tui3090.recent import kernels_run
+from tui3090.recent import busy_share
 from tui3090.settings import BY_NAME, CORES
 
 MOST = 3
@@ -337,7 +337,7 @@ def _memory(facts: Facts) -> _Memory | None:
 
 def _busy(facts: Facts) -> float | None:
     """The share of the time in which a kernel ran: by the profiler where it has looked, else by NVML."""
-    seen = kernels_run(facts.profiled, facts.windows) if facts.profiled is not None else None
+    seen = busy_share(facts.profiled, facts.windows) if facts.profiled is not None else None
     return seen if seen is not None else facts.median("util")
 
 

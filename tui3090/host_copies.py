@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -24,23 +24,27 @@ class HostCopies:
 
     def make_ready(self, tree: Any) -> None:
         """Let a thread make the memory that the copies of `tree` will take: pinning takes longer than copying."""
-        wanted = [(path, tensor.shape, tensor.dtype) for path, tensor in _on_card(tree)]
+        wanted: list[tuple[str, torch.Size, torch.dtype]] = []
+        _mapped(tree, lambda t, path: None if t.is_cpu else wanted.append((path, t.shape, t.dtype)))
         if wanted:
             self._maker = threading.Thread(target=self._make, args=(wanted,), name="save memory", daemon=True)
             self._maker.start()
 
-    def take_over(self) -> None:
-        """End that thread; what it has not made is made when it is copied to."""
-        if self._maker is not None:
+    def of(self, tree: Any) -> Any:
+        """The same dicts, lists and numbers with each tensor replaced by its copy; on its way until the device is
+        waited for.
+        """
+        if self._maker is not None:  # what it has not made is made now
             self._stop.set()
             self._maker.join()
             self._maker = None
+        return _mapped(tree, lambda tensor, path: self._copy(tensor.detach(), path))
 
     def _make(self, wanted: Sequence[tuple[str, torch.Size, torch.dtype]]) -> None:
         for path, shape, dtype in wanted:
             began = time.perf_counter()
             try:
-                self._copies[path] = self._empty(shape, dtype)
+                self._memory(path, shape, dtype)
             except Exception:  # the save will say what is the matter
                 traceback.print_exc()
                 return
@@ -48,25 +52,17 @@ class HostCopies:
             if self._stop.wait(time.perf_counter() - began):
                 return
 
-    def of(self, tree: Any, path: str = "") -> Any:
-        """The same dicts, lists and numbers with each tensor replaced by its copy; on its way until the device is
-        waited for.
-        """
-        if isinstance(tree, Tensor):
-            return self._copy(tree.detach(), path)
-        if isinstance(tree, Mapping):
-            return {key: self.of(value, f"{path}/{key}") for key, value in tree.items()}
-        if isinstance(tree, (list, tuple)):
-            return type(tree)(self.of(value, f"{path}/{i}") for i, value in enumerate(tree))
-        return tree
-
     def _copy(self, tensor: Tensor, path: str) -> Tensor:
         if tensor.is_cpu:
             return tensor.clone(memory_format=torch.contiguous_format)
-        copy = self._copies.get(path)
-        if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-            copy = self._copies[path] = self._empty(tensor.shape, tensor.dtype)
-        return copy.copy_(tensor, non_blocking=True)
+        return self._memory(path, tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
+
+    def _memory(self, path: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """That of the copy before, if it fits; else it is made."""
+        memory = self._copies.get(path)
+        if memory is None or memory.shape != shape or memory.dtype != dtype:
+            memory = self._copies[path] = self._empty(shape, dtype)
+        return memory
 
     def _empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         # pinned memory can't be swapped out: never take the last half of what there is
@@ -76,14 +72,12 @@ class HostCopies:
         return torch.empty(shape, dtype=dtype, pin_memory=self._pinned)
 
 
-def _on_card(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of nested dicts and lists that are not in host memory, by the paths that `HostCopies` gives them."""
+def _mapped(tree: Any, leaf: Callable[[Tensor, str], Any], path: str = "") -> Any:
+    """`tree`, of dicts, lists and tuples, with each tensor replaced by what `leaf` makes of it and its path."""
     if isinstance(tree, Tensor):
-        if not tree.is_cpu:
-            yield path, tree
-    elif isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _on_card(value, f"{path}/{key}")
-    elif isinstance(tree, (list, tuple)):
-        for i, value in enumerate(tree):
-            yield from _on_card(value, f"{path}/{i}")
+        return leaf(tree, path)
+    if isinstance(tree, Mapping):
+        return {key: _mapped(value, leaf, f"{path}/{key}") for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_mapped(value, leaf, f"{path}/{i}") for i, value in enumerate(tree))
+    return tree

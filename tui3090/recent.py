@@ -43,11 +43,11 @@ class Recent(deque[StepRecord]):
         return found
 
 
-def kernels_run(look: Profiled, windows: Recent) -> float | None:
+def busy_share(look: Profiled, windows: Recent) -> float | None:
     """The share of a window's time, waiting for data left out, in which a kernel runs; None: no kernel was seen.
 
     What the kernels of the profiled window took over what `windows` take, or the share in the profiled window itself
-    where that is more: the profiler makes launches dearer, and with them the gaps between kernels longer.
+    where that is more: the profiler makes launches dearer, and so the gaps between kernels longer.
     """
     if look.busy_share is None:
         return None

@@ -164,7 +164,6 @@ class Saver:
             "random": random_state(step.device),
             "data": self._job.feed.state_dict(),
         }
-        self._copies.take_over()
         copies = self._copies.of(tree)
         if step.device.type == "cuda":
             torch.cuda.current_stream(step.device).synchronize()  # the one wait of a save

@@ -21,10 +21,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 from tests.bench.turns import interval
 from tests.terminal.pty_shell import Shell
@@ -74,7 +74,7 @@ def run_pairs(technique: str, pairs: int, steps: int, cpu: bool) -> Runs:
     given = (ON_CPU if cpu else ON_CARD)[technique]
     command = f"{sys.executable} -m tui3090 run gpt {options} {given} --exit --steps"
     runs = Runs()
-    with tempfile.TemporaryDirectory() as name, compiled_in(Path(name)):
+    with tempfile.TemporaryDirectory() as name, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=f"{name}/inductor"):
         if "--compile" in given:
             _headless(f"{command} 20", recipe, Path(name))
         for _ in range(pairs):
@@ -90,19 +90,6 @@ def run_pairs(technique: str, pairs: int, steps: int, cpu: bool) -> Runs:
                 flush=True,
             )
     return runs
-
-
-@contextmanager
-def compiled_in(folder: Path) -> Iterator[None]:
-    """Runs keep what they compile in `folder`."""
-    kept = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
-    before = dict(os.environ)
-    os.environ.update(kept)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def header() -> None:

@@ -10,7 +10,7 @@ from tui3090.dashboard.figures import PROFILE_OLD_S, beside, is_stale, shown, st
 from tui3090.dashboard.panels import breakdown
 from tui3090.dashboard.text import UNKNOWN, Row, duration, gib, number, percent, rounded, spread
 from tui3090.dashboard.view import View
-from tui3090.recent import kernels_run
+from tui3090.recent import busy_share
 
 TITLE = "Step and data"
 
@@ -137,7 +137,7 @@ def _shapes(view: View) -> list[Row]:
 def _gaps(view: View, now: float) -> Row:
     """Gaps between kernels, which are inside the phases: only a profiled step tells them."""
     found = view.profiled
-    busy = kernels_run(found, view.recent) if found is not None else None
+    busy = busy_share(found, view.recent) if found is not None else None
     if found is None or busy is None or not 0 <= busy <= 0.98:
         return []
     role = "warn" if busy < 0.8 else "plain"

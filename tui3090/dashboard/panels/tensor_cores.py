@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tui3090.dashboard.figures import PROFILE_OLD_S, SHORT_DTYPES, age, beside, shown, steps_note, steps_stale, wrapped
 from tui3090.dashboard.text import UNKNOWN, Row, clean, clock, cut, duration, number, percent, rounded, row_width
 from tui3090.dashboard.view import View
-from tui3090.recent import kernels_run
+from tui3090.recent import busy_share
 from tui3090.records import Reading
 
 TITLE = "Tensor Cores"
@@ -206,7 +206,7 @@ def _more(view: View, width: int) -> list[Row]:
     if found.off_by_8:
         told += [[(text, "dim")] for text in wrapped(MASK_PADDING, width)]
     ran = f"{number(found.kernels)} kernels of step {number(found.step)}{', by replay,' if found.replayed else ''}"
-    took = f"{rounded(1e3 * found.kernel_s)} ms, {percent(kernels_run(found, view.recent))} of a step's time"
+    took = f"{rounded(1e3 * found.kernel_s)} ms, {percent(busy_share(found, view.recent))} of a step's time"
     told.append([(f"{ran} took {took}; the rest is gaps between launches", "plain")])
     told.append([(f"the look cost {rounded(1e3 * found.seconds)} ms; the next comes by itself, or with r", "dim")])
     return told
