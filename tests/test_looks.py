@@ -146,8 +146,17 @@ class TestWhenAStepIsProfiled:
         assert card.window(SETTLED_S)
         (record,) = card.records
         assert record.tensor_core_share is None
-        assert "saw no kernel" in record.missing
+        assert record.missing == "the profiler saw no kernel: the driver does not let it here"
         assert not card.window(10 * EVERY_S)
+
+    def test_one_that_sees_nothing_after_others_that_did_is_not_the_last(self, card: Card) -> None:
+        assert card.window(SETTLED_S)
+        card.ran = []
+        assert card.window(EVERY_S)
+        assert card.records[1].missing == "the profiler saw no kernel"
+        card.ran = KERNELS
+        assert card.window(EVERY_S)
+        assert card.records[2].kernels == 2
 
     def test_an_error_in_the_window_goes_through(self, card: Card) -> None:
         card.looks.ask_kernels()

@@ -53,6 +53,8 @@ class Looks:
         self._asked_kernels = self._asked_activations = False
         self._broken = not job.machine.cuda
         """Whether the profiler is not tried without being asked."""
+        self._seen = False
+        """Whether it ever saw a kernel."""
         self._sampler = Sampler(job.machine.device)
         self._windows = 0
         """Since the start, or the last change."""
@@ -141,8 +143,11 @@ class Looks:
         self._due = max(self._not_before, self._clock() + EVERY_S)
         self._asked_kernels = False
         if kernels is not None:
-            missing = "" if kernels else "the profiler saw no kernel: the driver does not let it here"
-            self._broken = not kernels
+            self._seen = self._seen or bool(kernels)
+            self._broken = not self._seen
+            missing = "" if kernels else "the profiler saw no kernel"
+            if self._broken:
+                missing += ": the driver does not let it here"
             self._emit(
                 Profiled(
                     time=time.time(),

@@ -2,7 +2,7 @@
 
     python -m tests.bench.dashboard [--cpu] [--pairs N] [--steps N] [--technique NAME]
 
-GPT-2 124M at 1 x 128 tokens in bf16, under replay and under compile and replay, on a card; the small model, eagerly, on
+GPT-2 124M at 1 x 128 tokens in bf16, under replay, under compile and under both, on a card; the small model, eagerly, on
 a CPU. Steps are timed by the clock of a run's own records, from its first tenth on, and where a window was profiled
 from there on, for the profiler's hooks may stay. What inductor compiles and chooses is kept from an uncounted run on,
 so that both ways run the same kernels: what it chooses by is the moment's timing. Rate: runs are cut into ten pieces,
@@ -32,7 +32,7 @@ from tui3090.records import Profiled, Reading, StepRecord
 from tui3090.runlog import RecordReader
 
 CARD = "--amp bf16 --device cuda:0 --tf32", "--size gpt2 --batch-size 1 --context 128"
-ON_CARD = {"replay": "--graph", "compile + replay": "--graph --compile"}
+ON_CARD = {"replay": "--graph", "compile": "--compile", "compile + replay": "--graph --compile"}
 CPU = "--device cpu", "--epochs 8"
 ON_CPU = {"eager": ""}
 PIECES = 10

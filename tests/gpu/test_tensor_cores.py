@@ -135,6 +135,14 @@ class TestNames:
         for _ in range(3):
             assert by_names(work)["tensor_core_share"] > 0.9
 
+    def test_looks_that_follow_at_once(self) -> None:
+        work = elementwise()
+        for _ in range(5):
+            with Profiler() as profiler:
+                work()
+                torch.cuda.synchronize()
+            assert len(profiler.kernels()) == 50
+
 
 def recipe(count: int = 24) -> Recipe:
     """Three square layers on an input that stays on the card, so that no loader is in the way."""

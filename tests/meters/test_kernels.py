@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +13,9 @@ import torch
 from torch import nn
 from torch._C._autograd import DeviceType
 
+from tui3090.meters import kernels
 from tui3090.meters.kernels import (
+    TEARDOWN_S,
     Kernel,
     Profiler,
     is_fp32_matmul,
@@ -216,3 +221,28 @@ def test_the_profilers_hooks_go_with_it_where_graphs_survive_that(
         del os.environ["TEARDOWN_CUPTI"]
     Profiler()
     assert os.environ["TEARDOWN_CUPTI"] == torn_down
+
+
+@pytest.mark.parametrize(("torn_down", "calls"), [("1", 20), ("0", 0)])
+def test_a_look_begins_when_the_last_ones_hooks_are_gone(
+    monkeypatch: pytest.MonkeyPatch, torn_down: str, calls: int
+) -> None:
+    now, called = 100.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(kernels, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(kernels, "profile", lambda activities: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: called.append(now))
+    monkeypatch.setattr(Profiler, "_last_ended", -math.inf)
+    monkeypatch.setenv("TEARDOWN_CUPTI", torn_down)
+    with Profiler():
+        assert not called  # the first one
+    with Profiler():
+        assert len(called) == pytest.approx(calls, rel=0.06)
+    called.clear()
+    now += TEARDOWN_S
+    with Profiler():
+        assert not called

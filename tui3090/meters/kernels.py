@@ -6,8 +6,10 @@ seen as well. Labelled 'share of kernel time in Tensor Core kernels, sampled'.
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 
 LISTED = 8
 """Kernels, or layers, that a list names at the most."""
+TEARDOWN_S = 0.1
+"""From a look's end until CUPTI is surely down, if the card is called meanwhile; it takes some milliseconds."""
 
 Uses = Literal["yes", "no", "unknown"]
 
@@ -143,6 +147,9 @@ def _listed(spent: Counter[str], total: int) -> str:
 class Profiler:
     """Torch's profiler around one window; nothing may be in flight when it is entered and when it is left."""
 
+    _last_ended = -math.inf
+    """Of all of them, by time.monotonic."""
+
     def __init__(self) -> None:
         # CUPTI makes every launch dearer as long as it is there, and Kineto would leave it there. Before CUDA 12.6
         # replayed graphs do not survive that it goes and comes back. One or the other for all of the process: what is
@@ -152,11 +159,17 @@ class Profiler:
         self._profile = profile(activities=[ProfilerActivity.CUDA])
 
     def __enter__(self) -> Profiler:
+        # a thread of Kineto's takes CUPTI down at a call that comes after a look: in the middle of the next one, which
+        # then sees nothing, if that follows at once
+        while os.environ["TEARDOWN_CUPTI"] == "1" and time.monotonic() < Profiler._last_ended + TEARDOWN_S:
+            torch.cuda.synchronize()
+            time.sleep(TEARDOWN_S / 20)
         self._profile.__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._profile.__exit__(*exception)
+        Profiler._last_ended = time.monotonic()
 
     def kernels(self) -> list[Kernel]:
         """What ran. Reads the raw events: torch's own digest of them takes several times as long."""
