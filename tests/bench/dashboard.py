@@ -2,8 +2,8 @@
 
     python -m tests.bench.dashboard [--cpu] [--pairs N] [--steps N] [--technique NAME]
 
-GPT-2 124M at 1 x 128 tokens in bf16, under replay, under compile and under both, on a card; the small model, eagerly, on
-a CPU. Steps are timed by the clock of a run's own records, from its first tenth on, and where a window was profiled
+GPT-2 124M at 1 x 128 tokens in bf16, under replay, under compile and under both, on a card; the small model, eagerly,
+on a CPU. Steps are timed by the clock of a run's own records, from its first tenth on, and where a window was profiled
 from there on, for the profiler's hooks may stay. What inductor compiles and chooses is kept from an uncounted run on,
 so that both ways run the same kernels: what it chooses by is the moment's timing. Rate: runs are cut into ten pieces,
 and a piece is compared with the same one of the other run; the interval is that of the pieces' median. The 99th
