@@ -70,7 +70,7 @@ def measure(way: str) -> None:
             run()
             torch.cuda.synchronize()
         kernels, look_ms = len(profiler.kernels()), (time.perf_counter() - began) * 1e3
-        _milliseconds(run, steps)  # looks do not follow each other at once
+        _milliseconds(run, steps)  # as training goes on: a look that followed at once would wait
     after = [_milliseconds(run, steps) for _ in range(TURNS)]
     cells = (f"{statistics.median(ms):.3f} ({min(ms):.3f} to {max(ms):.3f})" for ms in (before, again, after))
     ratio = statistics.median(after) / statistics.median([*before, *again])

@@ -148,7 +148,7 @@ class Profiler:
     """Torch's profiler around one window; nothing may be in flight when it is entered and when it is left."""
 
     _last_ended = -math.inf
-    """Of all of them, by time.monotonic."""
+    """When the last look of the process ended, in seconds of time.monotonic."""
 
     def __init__(self) -> None:
         # CUPTI makes every launch dearer as long as it is there, and Kineto would leave it there. Before CUDA 12.6
