@@ -1,8 +1,9 @@
-"""Sums that are carried on equal sums over all that is there."""
+"""Figures that are carried on equal those over all that is there."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,26 @@ def test_a_sum_is_that_of_the_windows_there_are(given: list[StepRecord | None]) 
             largest = max(largest, expected)
             assert recent.total(name) == pytest.approx(expected, rel=1e-9, abs=1e-12 * largest)
     assert len(recent) <= 7
+
+
+@given(st.integers(0, 12), st.lists(st.none() | st.tuples(st.floats(), st.floats(), st.booleans()), max_size=60))
+def test_median_and_worst_are_those_of_the_windows_there_are(
+    asked_from: int, given: list[tuple[float, float, bool] | None]
+) -> None:
+    """Whenever they are first asked for, and whatever a log from elsewhere says of its windows."""
+    recent = Recent(7)
+    for number, figures in enumerate(given):
+        if figures is None:
+            recent.clear()
+        else:
+            seconds, stall_s, loader_start = figures
+            recent.append(replace(STEP, seconds=seconds, stall_s=stall_s, loader_start=loader_start))
+        if number < asked_from:
+            continue
+        known = [window.seconds for window in recent if math.isfinite(window.seconds)]
+        assert recent.median_s == (statistics.median(known) if known else None)
+        shares = [w.stall_s / w.seconds for w in recent if w.seconds > 0 and not w.loader_start]
+        assert recent.worst_stall == max(filter(math.isfinite, shares), default=0.0)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])

@@ -1,21 +1,30 @@
-"""The newest windows of a run, and sums over them that cost the same however many they are."""
+"""The newest windows of a run, and figures over them that cost the same however many they are."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 
 from tui3090.records import Profiled, StepRecord
 
 
 class Recent(deque[StepRecord]):
-    """A deque of a bounded length that keeps its sums while windows come and go at its ends."""
+    """A deque of a bounded length that keeps its figures while windows come and go at its ends.
+
+    A frame is painted twice a second, long after the last one: what is no longer in the processor's caches costs
+    several times as much to look through.
+    """
 
     def __init__(self, most: int) -> None:
         super().__init__(maxlen=most)
         self._most = most
         self._sums: dict[str, float] = {}
         self._appended = 0
+        self._lengths: list[float] | None = None
+        """Seconds of each window, sorted; what is not finite is left out. None: nobody has asked yet."""
+        self._stalls: deque[tuple[int, float]] | None = None
+        """Number of the window and share of stall, falling: of those that may yet be the greatest. None: as above."""
 
     def append(self, record: StepRecord) -> None:
         """The newest window; the oldest goes where there are too many."""
@@ -26,11 +35,51 @@ class Recent(deque[StepRecord]):
             self._sums.clear()  # or roundings would add up over a run
         for name, before in self._sums.items():
             self._sums[name] = before + _part(record, name) - (_part(gone, name) if gone is not None else 0)
+        if (lengths := self._lengths) is not None:
+            if gone is not None and math.isfinite(gone.seconds):
+                del lengths[bisect_left(lengths, gone.seconds)]
+            if math.isfinite(record.seconds):
+                insort(lengths, record.seconds)
+        if self._stalls is not None:
+            self._stalled(self._appended, record)
 
     def clear(self) -> None:
         """No window."""
         super().clear()
         self._sums.clear()
+        self._lengths = self._stalls = None
+
+    @property
+    def median_s(self) -> float | None:
+        """Of the windows' seconds; None: there is no window, or none that is finite."""
+        if self._lengths is None:
+            self._lengths = sorted(window.seconds for window in self if math.isfinite(window.seconds))
+        known, middle = self._lengths, len(self._lengths) // 2
+        if not known:
+            return None
+        return known[middle] if len(known) % 2 else (known[middle - 1] + known[middle]) / 2
+
+    @property
+    def worst_stall(self) -> float:
+        """The greatest share of a window's time in which the device waited for data, as it was measured.
+
+        Windows in which loader workers had to start are left out; 0: there is no other.
+        """
+        if self._stalls is None:
+            self._stalls = deque()
+            for number, window in enumerate(self, self._appended - len(self) + 1):
+                self._stalled(number, window)
+        return self._stalls[0][1] if self._stalls else 0.0
+
+    def _stalled(self, number: int, window: StepRecord) -> None:
+        stalls = self._stalls
+        assert stalls is not None
+        if not window.loader_start and window.seconds > 0 and math.isfinite(share := window.stall_s / window.seconds):
+            while stalls and stalls[-1][1] <= share:
+                stalls.pop()
+            stalls.append((number, share))
+        while stalls and stalls[0][0] <= self._appended - len(self):
+            stalls.popleft()
 
     def total(self, name: str) -> float:
         """The sum of a figure of the windows, `seconds`, `tokens`, `replayed`, each times its steps; `steps`: of them.

@@ -146,6 +146,16 @@ class StepRecord(Record):
     steps: int = 1
     """How many windows this line stands for."""
 
+    @property
+    def uncounted(self) -> bool:
+        """Whether its FLOPs are not known."""
+        return self.flops is None
+
+    @property
+    def unexecuted(self) -> bool:
+        """Whether its FLOPs are known, but not those that were executed."""
+        return self.hardware_flops is None and self.flops is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases(Record):

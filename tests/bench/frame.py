@@ -7,6 +7,8 @@ steps a second brings, and where a step's time goes with every other; the clock 
 second a frame. The CPU time is that of the whole process between frames, looking for records, Textual and the
 thread that writes included; it is counted in runs of ten frames. A machine that idles between two frames, as in life
 (`--every 0.5`), may take several times as long for each: its caches are cold, and a virtual one was given to others.
+How much of it is the machine's tells a yardstick, a loop of Python that touches little: what it takes over and over,
+and what it takes with the same pause before each.
 `--profile` lists what takes it.
 """
 
@@ -166,6 +168,18 @@ def on_terminal(columns: int, rows: int, work: Callable[[Path], None]) -> tuple[
         return json.loads(answer.read_text()), size
 
 
+def yardstick(pause: float, times: int) -> float:
+    """The median CPU time of a fixed piece of Python, ms, each after `pause` seconds."""
+    taken = []
+    for _ in range(times):
+        time.sleep(pause)
+        began = time.thread_time()
+        words = [f"{number} words" for number in range(8_000)]
+        sum(len(word) for word in words)
+        taken.append(time.thread_time() - began)
+    return statistics.median(taken) * 1e3
+
+
 def measure(columns: int, rows: int, frames: int, profiled: bool) -> tuple[list[float], int, str]:
     """CPU seconds of each run of ten frames, bytes of all frames, the profile."""
     (runs, told), size = on_terminal(columns, rows, partial(draw, frames, profiled))
@@ -193,6 +207,7 @@ def main() -> None:
         )
         if asked.profile:
             print(told)
+    print(f"the yardstick: {yardstick(0, 100):.2f} ms over and over, {yardstick(asked.every, 20):.2f} with the pause")
 
 
 if __name__ == "__main__":

@@ -64,13 +64,16 @@ def shown(rows: Iterable[Row], cells: int, height: int, stale: bool = False) -> 
 def beside(parts: Sequence[Row], cells: int, gap: int = 3) -> Row:
     """Parts side by side: the first, and as many of the others as fit whole. Empty parts are left out."""
     row: Row = []
+    taken = 0
     for part in parts:
         if not part:
             continue
+        more = row_width(part)
         if not row:
-            row = list(part)
-        elif row_width(row) + gap + row_width(part) <= cells:
+            row, taken = list(part), more
+        elif taken + gap + more <= cells:
             row += [(" " * gap, "plain"), *part]
+            taken += gap + more
     return row
 
 

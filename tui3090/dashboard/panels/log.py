@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 
 from tui3090.dashboard.figures import shown
@@ -76,6 +77,7 @@ def _lines(view: View) -> Iterator[_Line]:
         yield held
 
 
+@lru_cache(64)
 def _row(entry: _Line, width: int, brief: bool = False) -> Row:
     """Time, source and text; `brief`: no seconds and no columns, as it stands alone."""
     row: Row = []

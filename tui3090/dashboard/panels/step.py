@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import median
 
 from tui3090.dashboard.figures import PROFILE_OLD_S, beside, is_stale, shown, steps_note, steps_stale
 from tui3090.dashboard.panels import breakdown
@@ -79,18 +78,17 @@ def _pace(view: View) -> _Pace | None:
     seconds, stall, wait = (recent.total(name) for name in ("seconds", "stall_s", "wait_s"))
     if not (seconds > 0 and math.isfinite(seconds + stall + wait)):
         return None
-    starts = [step for step in recent if step.loader_start]
+    starts = [step for step in recent if step.loader_start] if recent.total("loader_start") else []
     fed = seconds - sum(step.seconds * step.steps for step in starts) if len(starts) < len(recent) else 0.0
     stall -= sum(step.stall_s * step.steps for step in starts)
     wait -= sum(step.wait_s * step.steps for step in starts)
-    worst = max([s.stall_s / s.seconds for s in recent if s.seconds > 0 and not s.loader_start], default=0.0)
     unit = "tok/s" if tokens else "samples/s"
     return _Pace(
         seconds=seconds / recent.total("steps"),
         rate=recent.total("tokens" if tokens else "samples") / seconds,
         unit=unit,
         stall=_share(stall, fed),
-        worst=min(max(worst, 0.0), 1.0) if fed > 0 else None,
+        worst=min(max(recent.worst_stall, 0.0), 1.0) if fed > 0 else None,
         wait=_share(wait, fed),
         start_s=starts[-1].wait_s if starts else None,
     )
@@ -112,12 +110,11 @@ def _percent(share: float | None) -> str:
 def _rates(view: View, pace: _Pace | None, width: int) -> Row:
     if pace is None:
         return [(f"rates {_no_step(view)}", "dim")]
-    middle = median(step.seconds for step in view.recent)
     micro_batches = view.recent[-1].micro_batches
     return beside(
         [
             [(f"{rounded(pace.rate)} {pace.unit}", "bold")],
-            [(f"{rounded(pace.seconds)} s/step", "plain"), (f", median {rounded(middle)}", "dim")],
+            [(f"{rounded(pace.seconds)} s/step", "plain"), (f", median {rounded(view.recent.median_s)}", "dim")],
             [(f"{number(micro_batches)} micro-batch{'' if micro_batches == 1 else 'es'}", "plain")],
         ],
         width,

@@ -61,12 +61,11 @@ def line(view: View, width: int, now: float) -> Row:
 def _rate(view: View) -> _Rate | None:
     """Over the windows whose FLOPs were counted; None where there is none."""
     recent = view.recent
-    uncounted = [step for step in recent if step.flops is None]
+    uncounted = [step for step in recent if step.uncounted] if recent.total("uncounted") else []
     seconds = recent.total("seconds") - sum(step.seconds * step.steps for step in uncounted)
     if len(uncounted) == len(recent) or not seconds > 0:
         return None
-    executed = not any(step.hardware_flops is None and step.flops is not None for step in recent)
-    hardware = recent.total("hardware_flops") / seconds if executed else None
+    hardware = None if recent.total("unexecuted") else recent.total("hardware_flops") / seconds
     return _Rate(recent.total("flops") / seconds, hardware, recent[-1].peak_flops_s)
 
 
