@@ -79,8 +79,10 @@ class Dashboard(App[int]):
         self._panels = {name: Panel(content, name, digit(name)) for name, content in CONTENTS.items()}
         self._dialog: Dialog | None = None
         self._zoomed = ""
-        self._pieces: asyncio.Task[None] | None = None
-        """A look that is under way."""
+        self._under_way: Iterator[None] | None = None
+        """A look."""
+        self._failure: Exception | None = None
+        """What ended a look."""
         self._taken: deque[Record] = deque()
         """Records on their way to the view."""
         self._drawn: list[str] = []
@@ -115,28 +117,31 @@ class Dashboard(App[int]):
 
     def _look(self) -> None:
         """Take what came; paint when a frame is due. While something trains here, in pieces between which it rests."""
-        if self._pieces is not None:
-            if not self._pieces.done():
-                return
-            self._pieces.result()  # raises what ended it
-            self._pieces = None
-        if self._nothing_to_slow_down():
-            deque(self._looking(), maxlen=0)
-            self._write()
-        else:
-            self._pieces = asyncio.create_task(self._in_pieces(self._looking()))
+        if self._under_way is None and self._failure is None:
+            self._under_way = self._looking()
+            self._go_on()
+        if self._failure is not None:
+            raise self._failure
 
-    async def _in_pieces(self, work: Iterator[None]) -> None:
+    def _go_on(self) -> None:
+        """A piece of the look, or all that is left of it."""
         piece = Piece()
         try:
-            for _ in work:
-                if piece.over:
-                    await asyncio.sleep(REST_S)
-                    piece.go_on()
-        finally:  # the app may end meanwhile: what the run says last is not lost
-            self._view.absorb(self._taken)
-            self._taken.clear()
-        self._write()
+            for _ in self._under_way or ():
+                if piece.over and not self._nothing_to_slow_down():
+                    # not a sleeping task, which would cost a second turn of the loop each time
+                    asyncio.get_running_loop().call_later(REST_S, self._go_on)
+                    return
+            self._write()
+        except Exception as error:
+            self._failure = error  # `_look` raises it, where Textual sees it
+        self._under_way = None
+
+    def on_unmount(self) -> None:
+        """The screen may go in the middle of a look: what the run said last is not lost."""
+        self._under_way = None
+        self._view.absorb(self._taken)
+        self._taken.clear()
 
     def _nothing_to_slow_down(self) -> bool:
         return not self._source.live or self._view.state.state not in TRAINS
