@@ -16,18 +16,27 @@ from tui3090.records import Profiled, StepRecord
 from tui3090.runlog import RecordReader
 
 RECORDED = Path(__file__).parent / "data" / "h200.jsonl"
-FIGURES = ("steps", "seconds", "tokens", "flops", "replayed")
+FIGURES = ("steps", "seconds", "tokens", "flops", "replayed", "loader_start", "uncounted", "unexecuted")
 
 STEP = next(r for r in RecordReader(RECORDED).read(1 << 20) if isinstance(r, StepRecord))
 
 windows = st.builds(
-    lambda seconds, steps, tokens, flops, replayed: replace(
-        STEP, seconds=seconds, steps=steps, tokens=tokens, flops=flops, replayed=replayed
+    lambda seconds, steps, tokens, flops, hardware_flops, replayed, loader_start: replace(
+        STEP,
+        seconds=seconds,
+        steps=steps,
+        tokens=tokens,
+        flops=flops,
+        hardware_flops=hardware_flops,
+        replayed=replayed,
+        loader_start=loader_start,
     ),
     st.floats(0, 1e6),
     st.integers(1, 1000),
     st.integers(0, 1 << 40),
     st.none() | st.floats(0, 1e18),
+    st.none() | st.floats(0, 1e18),
+    st.booleans(),
     st.booleans(),
 )
 
@@ -55,12 +64,18 @@ def test_a_sum_is_that_of_the_windows_there_are(given: list[StepRecord | None]) 
     assert len(recent) <= 7
 
 
-@given(st.integers(0, 12), st.lists(st.none() | st.tuples(st.floats(), st.floats(), st.booleans()), max_size=60))
+seconds_of_any_log = st.floats(0, 10) | st.floats()
+
+
+@given(
+    st.integers(0, 12),
+    st.lists(st.none() | st.tuples(seconds_of_any_log, seconds_of_any_log, st.booleans()), max_size=60),
+)
 def test_median_and_worst_are_those_of_the_windows_there_are(
     asked_from: int, given: list[tuple[float, float, bool] | None]
 ) -> None:
     """Whenever they are first asked for, and whatever a log from elsewhere says of its windows."""
-    recent = Recent(7)
+    recent = Recent(3)
     for number, figures in enumerate(given):
         if figures is None:
             recent.clear()

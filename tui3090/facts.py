@@ -150,7 +150,7 @@ class Facts:
     @property
     def step_s(self) -> float:
         """The median of the windows' times."""
-        return statistics.median([window.seconds for window in self.windows]) if self.windows else 0.0
+        return self.windows.median_s or 0.0
 
     def median(self, attribute: str, least: int = 4) -> float | None:
         """The median of a figure of the readings; None where fewer than `least` have it."""

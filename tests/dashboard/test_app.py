@@ -277,7 +277,7 @@ class TestPieces:
             await until(pilot, lambda: view.state.state == "training")
             source.waiting = [*(step(n, time=NOW - 1) for n in range(1, 2000)), State(time=NOW, state="stopped")]
             await until(pilot, lambda: view.step is not None)
-            assert app._under_way is not None
+            assert app._current_look is not None
         assert view.step is not None
         assert (view.step.step, view.state.state) == (1999, "stopped")
 

@@ -32,6 +32,14 @@ def test_the_whole_panel() -> None:
     assert texts([tensor_cores.line(seen, 69, NOW)]) == ["33.0 TFLOPS = 46.5 % of the card's 71 (MFU = HFU)"]
 
 
+def test_without_the_executed_flops_of_every_window_there_is_no_hfu() -> None:
+    counted = {"flops": 30e12, "peak_flops_s": 71e12}
+    seen = view(started(), step(1, hardware_flops=40e12, **counted), step(2, hardware_flops=None, **counted))
+    rows = texts(tensor_cores.rows(seen, 56, 5, NOW))
+    assert rows[0] == "30.0 TFLOPS = 42.3 % of the card's 71 (MFU)"
+    assert "HFU" not in " ".join(rows)
+
+
 def test_recomputation_is_in_hfu_and_not_in_mfu() -> None:
     counted = step(flops=30e12, hardware_flops=40e12, peak_flops_s=71e12)
     seen = view(started(settings="checkpointing=1"), counted)

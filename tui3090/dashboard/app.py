@@ -79,10 +79,8 @@ class Dashboard(App[int]):
         self._panels = {name: Panel(content, name, digit(name)) for name, content in CONTENTS.items()}
         self._dialog: Dialog | None = None
         self._zoomed = ""
-        self._under_way: Iterator[None] | None = None
-        """A look."""
-        self._failure: Exception | None = None
-        """What ended a look."""
+        self._current_look: Iterator[None] | None = None
+        self._look_failed: Exception | None = None
         self._taken: deque[Record] = deque()
         """Records on their way to the view."""
         self._drawn: list[str] = []
@@ -117,29 +115,29 @@ class Dashboard(App[int]):
 
     def _look(self) -> None:
         """Take what came; paint when a frame is due. While something trains here, in pieces between which it rests."""
-        if self._under_way is None and self._failure is None:
-            self._under_way = self._looking()
+        if self._current_look is None and self._look_failed is None:
+            self._current_look = self._looking()
             self._go_on()
-        if self._failure is not None:
-            raise self._failure
+        if self._look_failed is not None:
+            raise self._look_failed
 
     def _go_on(self) -> None:
         """A piece of the look, or all that is left of it."""
         piece = Piece()
         try:
-            for _ in self._under_way or ():
+            for _ in self._current_look or ():
                 if piece.over and not self._nothing_to_slow_down():
                     # not a sleeping task, which would cost a second turn of the loop each time
                     asyncio.get_running_loop().call_later(REST_S, self._go_on)
                     return
             self._write()
         except Exception as error:
-            self._failure = error  # `_look` raises it, where Textual sees it
-        self._under_way = None
+            self._look_failed = error  # `_look` raises it, where Textual sees it
+        self._current_look = None
 
     def on_unmount(self) -> None:
         """The screen may go in the middle of a look: what the run said last is not lost."""
-        self._under_way = None
+        self._current_look = None
         self._view.absorb(self._taken)
         self._taken.clear()
 

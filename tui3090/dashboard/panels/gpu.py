@@ -110,9 +110,8 @@ def _history(view: View, width: int, now: float) -> Row:
     end = now if view.live and not view.over else known[-1][0]
     sums: list[float] = [0.0] * cells
     counts = [0] * cells
-    per_second = cells / HISTORY_S
     for moment, util in known:
-        x = cells - 1 - int((end - moment) * per_second)
+        x = cells - 1 - int((end - moment) / HISTORY_S * cells)
         if 0 <= x < cells:
             sums[x] += util
             counts[x] += 1
@@ -121,4 +120,4 @@ def _history(view: View, width: int, now: float) -> Row:
 
 
 def _block(share: float) -> str:
-    return _BLOCKS[max(0, min(int(share * 8), 7))]
+    return _BLOCKS[min(int(min(max(share, 0.0), 1.0) * len(_BLOCKS)), len(_BLOCKS) - 1)]
