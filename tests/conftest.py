@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from tui3090 import assemble
+from tui3090.commands import Command, Stop
 from tui3090.link import Commands
 from tui3090.recipe import Recipe
-from tui3090.records import Command, Record, StepRecord, Stop
+from tui3090.records import Record, StepRecord
 from tui3090.settings import RunPlan, Settings
 from tui3090.trainer import Trainer
 

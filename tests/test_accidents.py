@@ -22,8 +22,9 @@ from tests.conftest import Train
 from tests.reference import Blocks, loss_of, samples
 from tests.test_feed import feed
 from tui3090 import shm
+from tui3090.commands import Change
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Event, State, StepRecord
+from tui3090.records import Event, State, StepRecord
 from tui3090.settings import Settings
 
 

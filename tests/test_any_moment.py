@@ -10,8 +10,9 @@ import torch
 
 from tests.conftest import Train
 from tests.test_trainer import recipe, same
+from tui3090.commands import Change
 from tui3090.link import Commands
-from tui3090.records import Change, Changed, StepRecord
+from tui3090.records import Changed, StepRecord
 
 PRESSES = 200
 KEYS = {"checkpointing": (0, 1, 2), "accumulate": (1, 2, 4), "lr": (0.5, 1.0, 2.0)}

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from tests.conftest import Ran, Train
 from tests.images import recipe
 from tests.reference import Blocks, loss_of, samples
+from tui3090.commands import GoBack, MakeSave, Stop
 from tui3090.feed import move
 from tui3090.recipe import Recipe
-from tui3090.records import Evaluated, Event, GoBack, MakeSave, Stop
+from tui3090.records import Evaluated, Event
 from tui3090.savefolder import MODEL, TRAINING, saves
 from tui3090.settings import Settings
 from tui3090.techniques import compile

@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.conftest import Train
 from tests.reference import Blocks, loss_of, samples
+from tui3090.commands import Change
 from tui3090.recipe import Recipe
-from tui3090.records import Change, StepRecord
+from tui3090.records import StepRecord
 from tui3090.settings import Settings
 from tui3090.techniques import checkpointing
 from tui3090.techniques.checkpointing import Checkpointing, find_blocks

@@ -17,9 +17,10 @@ from torch import nn
 
 from tests.conftest import Ran, Train
 from tests.reference import Blocks, loss_of, samples
+from tui3090.commands import Change, Stop
 from tui3090.meters.flops import counting
 from tui3090.recipe import Recipe
-from tui3090.records import Available, Change, Changed, Event, Refused, State, StepRecord, Stop
+from tui3090.records import Available, Changed, Event, Refused, State, StepRecord
 from tui3090.savefolder import saves
 from tui3090.settings import Settings
 from tui3090.techniques import compile

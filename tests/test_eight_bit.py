@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from tests.conftest import Ran, Train
 from tests.reference import Blocks, loss_of, plain_loop, samples
+from tui3090.commands import GoBack, MakeSave, Stop
 from tui3090.meters.allocator import held_by
 from tui3090.optimizers import load_state, make_optimizer, of_bitsandbytes, waits_for_nothing
 from tui3090.recipe import Recipe
-from tui3090.records import GoBack, MakeSave, StepRecord, Stop
+from tui3090.records import StepRecord
 from tui3090.savefolder import TRAINING, saves
 
 LR, WIDTH = 1e-2, 64

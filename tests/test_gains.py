@@ -16,11 +16,12 @@ from torch import nn
 
 from tests.conftest import Train
 from tests.dashboard.views import NOW, started, step
+from tui3090.commands import Change
 from tui3090.gains import Gains, compare, course, verdict
 from tui3090.lines import from_object
 from tui3090.link import Outlet
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Changed, Gain, Reading, Record, Resumed, State, StepRecord
+from tui3090.records import Changed, Gain, Reading, Record, Resumed, State, StepRecord
 from tui3090.runlog import RecordReader, RunFolder, RunLog
 
 GIB = 1 << 30

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from tests.conftest import Train
 from tests.test_saves import recipe, stopped_at
-from tui3090.records import State, Stop
+from tui3090.commands import Stop
+from tui3090.records import State
 from tui3090.savefolder import MODEL, NOTES, TRAINING, Notes, crc32
 
 ODD: list[Any] = [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tests.test_records import _step as step
+from tui3090.commands import Change, Evaluate, Stop, Withdraw
 from tui3090.link import MAILBOX, QUEUED, Commands, Outlet
-from tui3090.records import Change, Evaluate, Event, Stop, Withdraw
+from tui3090.records import Event
 
 
 def test_the_last_change_of_a_technique_counts_and_can_be_withdrawn() -> None:

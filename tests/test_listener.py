@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tui3090 import listener, remote
+from tui3090.commands import Change, Command, Evaluate, Pause, Stop, Withdraw
 from tui3090.link import MAILBOX, Commands
 from tui3090.listener import A_SECOND, VIEWERS, Listener, Unreachable
-from tui3090.records import Change, Command, Evaluate, Pause, Stop, Withdraw
 from tui3090.remote import Remote, RemoteError, live_runs
 from tui3090.wire import LONGEST, VERSION, Lines, WireError, from_command, line, to_command
 

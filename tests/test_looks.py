@@ -13,21 +13,13 @@ from torch import nn
 from tests.conftest import Train
 from tests.reference import Blocks, loss_of, samples
 from tui3090 import looks
+from tui3090.commands import Change, MeasureActivations, Profile
 from tui3090.feed import MicroBatch, Window
 from tui3090.looks import EVERY_S, SETTLED_S, SPREAD, Looks
 from tui3090.meters.kernels import Kernel
 from tui3090.meters.phases import no_mark
 from tui3090.recipe import Recipe
-from tui3090.records import (
-    Activations,
-    Change,
-    Event,
-    MeasureActivations,
-    Phases,
-    Profile,
-    Profiled,
-    StepRecord,
-)
+from tui3090.records import Activations, Event, Phases, Profiled, StepRecord
 from tui3090.settings import Settings
 
 WINDOW = Window([MicroBatch(batch={}, weight=1.0, samples=1, tokens=0)], 0.0)

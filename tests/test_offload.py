@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from tests.conftest import Train
 from tests.reference import Blocks, loss_of, samples
+from tui3090.commands import Change
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Event
+from tui3090.records import Event
 from tui3090.settings import Settings
 from tui3090.techniques import compile, offload
 from tui3090.techniques.checkpointing import Checkpointing

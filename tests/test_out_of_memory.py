@@ -16,8 +16,9 @@ from torch import nn
 
 from tests.conftest import Ran, Train
 from tests.reference import Blocks, loss_of, samples
+from tui3090.commands import Change, MakeSave, Stop
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Changed, Event, MakeSave, Saved, Started, StepRecord, Stop
+from tui3090.records import Changed, Event, Saved, Started, StepRecord
 from tui3090.rewind import Rewind
 from tui3090.settings import Settings
 

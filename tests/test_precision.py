@@ -14,10 +14,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tests.conftest import Train
 from tests.reference import Blocks, loss_of, samples
+from tui3090.commands import Change
 from tui3090.feed import MicroBatch
 from tui3090.optimizers import make_optimizer
 from tui3090.recipe import Recipe
-from tui3090.records import Change, StepRecord
+from tui3090.records import StepRecord
 from tui3090.settings import Settings
 from tui3090.step import Step
 

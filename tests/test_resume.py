@@ -23,8 +23,9 @@ from torch.utils.data import IterableDataset
 from tests.conftest import ScriptedCommands, Train
 from tests.reference import Blocks, loss_of, samples
 from tests.test_saves import LR, Stream, disturb, recipe, refused, same, stopped_at
+from tui3090.commands import Change, Command, GoBack, MakeSave, Stop
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Command, Evaluated, Event, GoBack, MakeSave, Resumed, StepRecord, Stop
+from tui3090.records import Evaluated, Event, Resumed, StepRecord
 from tui3090.runlog import RunFolder, RunFolderError
 from tui3090.savefolder import MODEL, NOTES, TRAINING, clear_up, crc32, saves
 from tui3090.settings import Settings

@@ -18,10 +18,11 @@ from torch.utils.data import IterableDataset
 
 from tests.conftest import Ran, Train
 from tests.reference import Blocks, loss_of, samples
+from tui3090.commands import Change, GoBack, MakeSave, Stop
 from tui3090.dashboard.view import View
 from tui3090.host_copies import HostCopies
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Changed, Evaluated, Event, GoBack, MakeSave, Resumed, Saved, StepRecord, Stop
+from tui3090.records import Changed, Evaluated, Event, Resumed, Saved, StepRecord
 from tui3090.savefolder import MODEL, NOTES, TRAINING, prune, read_notes, saves
 from tui3090.settings import Settings
 

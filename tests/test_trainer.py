@@ -17,20 +17,9 @@ from torch.utils.data import default_collate
 
 from tests.conftest import Train
 from tests.reference import Blocks, loss_of, plain_loop, samples
+from tui3090.commands import Change, Evaluate, Stop
 from tui3090.recipe import Recipe
-from tui3090.records import (
-    Change,
-    Changed,
-    Evaluate,
-    Evaluated,
-    Event,
-    Refused,
-    Stage,
-    Started,
-    State,
-    StepRecord,
-    Stop,
-)
+from tui3090.records import Changed, Evaluated, Event, Refused, Stage, Started, State, StepRecord
 from tui3090.settings import Settings
 
 LR = 1e-2

@@ -15,8 +15,9 @@ import transformers
 from torch import nn
 
 from tests.conftest import Train
+from tui3090.commands import Change
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Changed, Event, StepRecord
+from tui3090.records import Changed, Event, StepRecord
 from tui3090.settings import Settings
 from tui3090.techniques.checkpointing import Checkpointing, find_blocks
 

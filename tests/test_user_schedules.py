@@ -16,8 +16,9 @@ from torch.utils.data import default_collate
 from tests.conftest import Train
 from tests.reference import Blocks, loss_of, samples
 from tests.schedules import LR, OPTIMIZERS, SCHEDULES
+from tui3090.commands import Change, Evaluate
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Evaluate, Event, StepRecord
+from tui3090.records import Event, StepRecord
 from tui3090.settings import Settings
 
 COUNT, BATCH, EPOCHS = 44, 4, 2

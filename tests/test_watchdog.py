@@ -15,9 +15,10 @@ from torch import nn
 from tests.conftest import Train
 from tests.test_records import _step as step
 from tests.test_trainer import recipe
+from tui3090.commands import Change, GoBack, MakeSave, Pause, Stop
 from tui3090.link import Commands
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Changed, Event, GoBack, MakeSave, Pause, Resumed, State, StepRecord, Stop
+from tui3090.records import Changed, Event, Resumed, State, StepRecord
 from tui3090.watchdog import EXPLODING, NOT_FINITE, OVERFLOWS, Watchdog, explosion_limit
 
 

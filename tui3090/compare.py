@@ -8,7 +8,8 @@ from itertools import zip_longest
 from textwrap import wrap
 
 from tui3090.dashboard import text
-from tui3090.dashboard.view import Other, View
+from tui3090.dashboard.curve import Other
+from tui3090.dashboard.view import View
 from tui3090.output import plain
 from tui3090.summary import progress, step_time, throughput
 

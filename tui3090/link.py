@@ -8,8 +8,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 
+from tui3090.commands import Change, Command, Stop, Withdraw
 from tui3090.gains import Gains
-from tui3090.records import Change, Command, Phases, Reading, Record, StepRecord, Stop, Withdraw
+from tui3090.records import Phases, Reading, Record, StepRecord
 from tui3090.runlog import RunLog
 
 MAILBOX = 64

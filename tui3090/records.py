@@ -1,4 +1,4 @@
-"""Every record that crosses a thread or lands in the log, and every command that goes the other way.
+"""Every record that crosses a thread or lands in the log.
 
 Records are frozen dataclasses of plain numbers and strings, never a tensor or an exception. Names say their unit:
 `_s` seconds, `_w` watts, `_c` degrees Celsius, `_mhz`; memory is in bytes, shares are fractions of 1, `time` is seconds
@@ -445,60 +445,3 @@ RECORD_TYPES: dict[str, type[Record]] = {
         Event,
     )
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Set a technique at the next window's start; a later one for the same technique takes its place."""
-
-    technique: str
-    value: Value
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """Forget a change of this technique that has not come into force."""
-
-    technique: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Pause at the window's end, or go on."""
-
-    on: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluate:
-    """Evaluate at the window's end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Read by the profiler, with one window, which kernels run and whether they use the Tensor Cores."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureActivations:
-    """Measure, with one window, what each layer keeps for backward."""
-
-
-@dataclass(frozen=True, slots=True)
-class MakeSave:
-    """Save at the window's end."""
-
-
-@dataclass(frozen=True, slots=True)
-class GoBack:
-    """Go back to the last good save."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Stop at the window's end; `now`: between two micro-batches, the window is abandoned."""
-
-    now: bool = False
-
-
-Command = Change | Withdraw | Pause | Evaluate | Profile | MeasureActivations | MakeSave | GoBack | Stop

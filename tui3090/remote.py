@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tui3090.commands import Command
 from tui3090.listener import is_private, peer_uid, places
-from tui3090.records import Command
 from tui3090.wire import VERSION, Lines, WireError, from_command, line
 
 GREETED_S = 2.0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tui3090 import garbage
 from tui3090.afterwards import become_show
+from tui3090.commands import Stop
 from tui3090.dashboard.first_paint import first_paint
 from tui3090.dashboard.terminal import Terminal, open_terminal
 from tui3090.dashboard.view import View
@@ -21,7 +22,7 @@ from tui3090.guardian import let_go
 from tui3090.headless import PlainOutput, Reporter
 from tui3090.link import Commands, Outlet
 from tui3090.output import OutputLog, plain
-from tui3090.records import Event, Record, State, Stop
+from tui3090.records import Event, Record, State
 from tui3090.runlog import GATHER_S, WATCHED_S, RecordReader, RunFolder, RunLog
 from tui3090.runplan import resume_command
 from tui3090.settings import RunPlan

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tui3090.compare import LETTERS, table
+from tui3090.dashboard.curve import Other
 from tui3090.dashboard.others import read_last_run, read_others
 from tui3090.dashboard.terminal import open_terminal
-from tui3090.dashboard.view import Other, View
+from tui3090.dashboard.view import View
 from tui3090.headless import PlainOutput
 from tui3090.output import plain
 from tui3090.records import Event

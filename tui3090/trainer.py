@@ -15,6 +15,7 @@ import torch
 
 from tui3090 import garbage
 from tui3090.assemble import Job, assemble
+from tui3090.commands import Change, Evaluate, GoBack, MakeSave, MeasureActivations, Pause, Profile, Stop
 from tui3090.evaluation import evaluate_in
 from tui3090.feed import Window
 from tui3090.keeping import Keeper, export_result
@@ -26,18 +27,7 @@ from tui3090.meters.poller import Poller
 from tui3090.meters.unmoved import Unmoved
 from tui3090.oom import explained
 from tui3090.recipe import RecipeError
-from tui3090.records import (
-    Change,
-    Evaluate,
-    GoBack,
-    MakeSave,
-    MeasureActivations,
-    Pause,
-    Profile,
-    Record,
-    Stage,
-    Stop,
-)
+from tui3090.records import Record, Stage
 from tui3090.rewind import Rewind
 from tui3090.schedule import Schedule
 from tui3090.settings import RunPlan

@@ -14,8 +14,8 @@ import json
 from dataclasses import MISSING, asdict, fields
 from typing import Any, get_args
 
+from tui3090.commands import Change, Command
 from tui3090.lines import fits
-from tui3090.records import Change, Command
 from tui3090.settings import Settings
 
 VERSION = 1

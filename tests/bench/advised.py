@@ -8,10 +8,10 @@ import torch
 
 from tests.bench.loops import run_engine
 from tui3090.advice import starved
+from tui3090.commands import Change, Command, Stop
 from tui3090.facts import Facts
 from tui3090.link import Commands
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Command, Stop
 from tui3090.settings import Settings
 
 LONGEST_S = 60.0

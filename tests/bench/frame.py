@@ -37,13 +37,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tui3090.commands import Command
 from tui3090.dashboard import app
 from tui3090.dashboard.app import Dashboard
 from tui3090.dashboard.driver import run_on
 from tui3090.dashboard.governor import FRAME_S, Governor
 from tui3090.dashboard.terminal import Terminal
 from tui3090.dashboard.view import View
-from tui3090.records import Command, Phases, Profiled, Reading, Record, State, StepRecord
+from tui3090.records import Phases, Profiled, Reading, Record, State, StepRecord
 from tui3090.runlog import RecordReader
 
 REAL = Path(__file__).parents[1] / "data" / "h200.jsonl"

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, Dataset
 from tests.bench.turns import Loop
 from tests.conftest import QuietPoller
 from tui3090 import assemble
+from tui3090.commands import Command, Stop
 from tui3090.link import Commands
 from tui3090.recipe import Recipe
-from tui3090.records import Command, Record, Stop
+from tui3090.records import Record
 from tui3090.settings import RunPlan, Settings
 from tui3090.techniques.amp import DTYPES
 from tui3090.techniques.checkpointing import find_blocks

@@ -25,12 +25,13 @@ import torch
 from tests.bench.turns import interval
 from tests.conftest import QuietPoller
 from tui3090 import assemble
+from tui3090.commands import Command, Profile
 from tui3090.feed import Window
 from tui3090.link import Commands
 from tui3090.meters.poller import Poller
 from tui3090.recipe import Recipe
 from tui3090.recipes import gpt
-from tui3090.records import Command, Profile, Profiled, Record, StepRecord
+from tui3090.records import Profiled, Record, StepRecord
 from tui3090.settings import RunPlan, Settings
 from tui3090.trainer import Trainer
 

@@ -18,8 +18,9 @@ from tests.bench.loops import PlainLoop, engine
 from tests.bench.others import accelerate_loop, lightning_trainer, plain_under_traceml, transformers_trainer
 from tests.bench.turns import Loop, in_turns, interval
 from tests.bench.workloads import Workload
+from tui3090.commands import Command, Profile
 from tui3090.recipe import Recipe
-from tui3090.records import Command, Phases, Profile, Profiled, Record, StepRecord
+from tui3090.records import Phases, Profiled, Record, StepRecord
 from tui3090.settings import Settings
 
 PLAIN, COMPILED, CAPTURED = "plain loop", "plain loop, torch.compile", "plain loop, whole step captured"

@@ -16,8 +16,9 @@ import torch
 
 from tests.conftest import QuietPoller, ScriptedCommands
 from tui3090 import assemble
+from tui3090.commands import Change
 from tui3090.recipes import gpt
-from tui3090.records import Change, Record, StepRecord
+from tui3090.records import Record, StepRecord
 from tui3090.settings import RunPlan, Settings
 from tui3090.trainer import Trainer
 

@@ -17,6 +17,7 @@ from textual.pilot import Pilot
 
 from tests.dashboard.views import GIB, HOSTILE, NOW, gain, started, step
 from tui3090 import own
+from tui3090.commands import Change, Command, Evaluate, MakeSave, MeasureActivations, Pause, Profile, Stop, Withdraw
 from tui3090.dashboard import app as app_module
 from tui3090.dashboard.app import Dashboard, theme
 from tui3090.dashboard.governor import Governor
@@ -24,27 +25,7 @@ from tui3090.dashboard.keys import SETTLE_S
 from tui3090.dashboard.layout import ONE_COLUMN
 from tui3090.dashboard.panels import techniques
 from tui3090.dashboard.view import View
-from tui3090.records import (
-    Available,
-    Change,
-    Changed,
-    Command,
-    Evaluate,
-    Evaluated,
-    Event,
-    MakeSave,
-    MeasureActivations,
-    Pause,
-    Phases,
-    Profile,
-    Profiled,
-    Reading,
-    Record,
-    Stage,
-    State,
-    Stop,
-    Withdraw,
-)
+from tui3090.records import Available, Changed, Evaluated, Event, Phases, Profiled, Reading, Record, Stage, State
 from tui3090.settings import TECHNIQUES
 
 PICTURES = Path(__file__).parent / "pictures"

@@ -12,9 +12,10 @@ import pytest
 from tests.dashboard.test_folder_source import FINISHED, TRAINING, wait_for, write
 from tests.dashboard.views import NOW, step
 from tests.test_listener import Run, place
+from tui3090.commands import Change, Evaluate, Stop
 from tui3090.dashboard.source import AttachedSource, FolderSource, source_of
 from tui3090.link import MAILBOX
-from tui3090.records import Change, Evaluate, Event, Record, State, Stop
+from tui3090.records import Event, Record, State
 from tui3090.runlog import RunFolder
 
 __all__ = ["place"]  # a fixture

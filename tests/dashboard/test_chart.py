@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.dashboard.views import texts
 from tui3090.dashboard.chart import Mark, draw
+from tui3090.dashboard.curve import Curve
 from tui3090.dashboard.text import row_text, row_width
-from tui3090.dashboard.view import Curve
 
 
 def curve(*values: float, first: int = 1) -> Curve:

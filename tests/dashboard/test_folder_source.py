@@ -13,11 +13,12 @@ import psutil
 import pytest
 
 from tests.dashboard.views import NOW, step
+from tui3090.commands import Change
 from tui3090.dashboard import source
 from tui3090.dashboard.source import WITHOUT_A_WORD, FolderSource, LiveSource, writer_lives
 from tui3090.lines import to_line
 from tui3090.link import Commands, Outlet
-from tui3090.records import Change, Record, State, StepRecord
+from tui3090.records import Record, State, StepRecord
 from tui3090.runlog import RunFolder
 
 FINISHED = State(time=NOW, state="finished")

@@ -5,24 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.dashboard.views import NOW, started, step
+from tui3090.commands import Change, Command, Evaluate, MeasureActivations, Pause, Profile, Stop, Withdraw
 from tui3090.dashboard.keys import SETTLE_S, Keys, next_window, pending_text
 from tui3090.dashboard.view import View
-from tui3090.records import (
-    Activations,
-    Available,
-    Change,
-    Changed,
-    Command,
-    Evaluate,
-    MeasureActivations,
-    Pause,
-    Profile,
-    Record,
-    Refused,
-    State,
-    Stop,
-    Withdraw,
-)
+from tui3090.records import Activations, Available, Changed, Record, Refused, State
 from tui3090.settings import BY_NAME, Settings, Value
 
 

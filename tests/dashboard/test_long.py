@@ -11,9 +11,10 @@ import pytest
 
 from tests.dashboard.views import NOW, step
 from tui3090 import runlog
+from tui3090.dashboard.curve import POINTS
 from tui3090.dashboard.frame import CONTENTS, paint
 from tui3090.dashboard.layout import places
-from tui3090.dashboard.view import POINTS, View
+from tui3090.dashboard.view import View
 from tui3090.files import open_regular
 from tui3090.lines import to_line
 from tui3090.records import Changed, Evaluated, Event, Reading, Record

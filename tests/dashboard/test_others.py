@@ -12,10 +12,11 @@ import pytest
 from tests.dashboard.views import NOW, step, texts, view
 from tui3090.compare import table
 from tui3090.dashboard.chart import draw
+from tui3090.dashboard.curve import Curve, Other
 from tui3090.dashboard.others import last_run, read_curve, read_last_run, read_others
 from tui3090.dashboard.panels import loss
 from tui3090.dashboard.text import row_width
-from tui3090.dashboard.view import Curve, Other, View
+from tui3090.dashboard.view import View
 from tui3090.lines import to_line
 from tui3090.records import Evaluated, Reading, Record, State
 from tui3090.runlog import RunFolder

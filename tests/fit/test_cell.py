@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from tests.fit.fakes import LiveBytes
 from tests.reference import Blocks, loss_of, samples
+from tui3090.commands import Stop
 from tui3090.feed import Feed
 from tui3090.fit import cell, process
 from tui3090.fit.cell import Windows, own_sampler, with_batch
@@ -27,7 +28,7 @@ from tui3090.fit.planning import Fit
 from tui3090.fit.process import CellDied, Processes
 from tui3090.link import Commands
 from tui3090.recipe import Recipe
-from tui3090.records import StepRecord, Stop
+from tui3090.records import StepRecord
 from tui3090.techniques import Machine
 
 ROOT = Path(__file__).parents[2]

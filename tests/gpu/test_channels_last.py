@@ -15,7 +15,8 @@ from tests.conftest import Train
 from tests.images import Convolutions, recipe
 from tests.reference import loss_of
 from tests.test_channels_last import images_of, is_nhwc
-from tui3090.records import Event, StepRecord, Stop
+from tui3090.commands import Stop
+from tui3090.records import Event, StepRecord
 from tui3090.settings import Settings
 from tui3090.techniques.channels_last import lay_out
 from tui3090.techniques.graph import Replay

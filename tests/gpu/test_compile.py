@@ -18,9 +18,10 @@ import torch
 from torch.utils.data import Dataset
 
 from tests.conftest import Ran, Train
+from tui3090.commands import Change
 from tui3090.recipe import Recipe
 from tui3090.recipes import gpt
-from tui3090.records import Change, Event, StepRecord
+from tui3090.records import Event, StepRecord
 from tui3090.settings import Settings
 
 pytestmark = [

@@ -11,8 +11,9 @@ import torch
 from tests.conftest import Ran, Train
 from tests.reference import Blocks, plain_loop, samples
 from tests.test_eight_bit import KINDS, LR, WIDTH, bnb, equal, made_by, recipe  # noqa: F401 (a fixture)
+from tui3090.commands import GoBack, MakeSave, Stop
 from tui3090.recipe import Recipe
-from tui3090.records import Event, GoBack, MakeSave, StepRecord, Stop
+from tui3090.records import Event, StepRecord
 from tui3090.settings import Settings
 
 pytestmark = [

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader
 
 from tests.conftest import ScriptedCommands, Train
 from tests.reference import Blocks, loss_of, samples
+from tui3090.commands import Change, Command, Evaluate, Pause
 from tui3090.meters.allocator import Allocator
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Command, Evaluate, Event, Pause, Refused, State, StepRecord
+from tui3090.records import Event, Refused, State, StepRecord
 from tui3090.settings import Settings
 from tui3090.techniques.graph import Replay
 

@@ -12,8 +12,8 @@ from torch.utils.data import default_collate
 
 from tests.conftest import Train
 from tests.reference import Blocks, loss_of, plain_loop, samples
+from tui3090.commands import Change
 from tui3090.recipe import Recipe
-from tui3090.records import Change
 from tui3090.settings import Settings
 
 pytestmark = [

@@ -8,9 +8,10 @@ from torch import nn
 
 from tests.conftest import Train
 from tests.gpu.test_graph import recipe
+from tui3090.commands import Change, MeasureActivations
 from tui3090.meters.activations import ActivationMeter
 from tui3090.meters.allocator import Allocator
-from tui3090.records import Activations, Change, MeasureActivations, StepRecord
+from tui3090.records import Activations, StepRecord
 from tui3090.settings import Settings
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"), pytest.mark.timeout(300)]

@@ -12,9 +12,10 @@ from torch.profiler import ProfilerActivity, profile
 from tests.conftest import Train
 from tests.gpu.test_graph import recipe
 from tests.gpu.test_offload import recipe as large
+from tui3090.commands import Command
 from tui3090.link import Commands
 from tui3090.recipe import Recipe
-from tui3090.records import Command, Phases
+from tui3090.records import Phases
 from tui3090.settings import Settings
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"), pytest.mark.timeout(300)]

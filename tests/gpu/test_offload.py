@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from tests.conftest import Ran, Train
+from tui3090.commands import Change
 from tui3090.recipe import Recipe
 from tui3090.recipes import gpt
-from tui3090.records import Change, Event, Refused
+from tui3090.records import Event, Refused
 from tui3090.settings import Settings
 
 pytestmark = [

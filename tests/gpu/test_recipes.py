@@ -17,9 +17,10 @@ from tests.conftest import Ran, Train
 from tests.recipes.conftest import Make, make, tiny_folder  # noqa: F401 (fixtures)
 from tests.reference import plain_loop
 from tui3090 import assemble
+from tui3090.commands import Change
 from tui3090.feed import Feed
 from tui3090.recipe import Recipe, RecipeError
-from tui3090.records import Change, Changed, Event, StepRecord
+from tui3090.records import Changed, Event, StepRecord
 from tui3090.settings import Settings
 from tui3090.techniques import offload
 from tui3090.techniques.graph import SHAPES

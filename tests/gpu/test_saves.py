@@ -12,9 +12,10 @@ import torch
 
 from tests.conftest import Train
 from tests.reference import Blocks, loss_of, samples
+from tui3090.commands import GoBack, MakeSave, Stop
 from tui3090.host_copies import HostCopies
 from tui3090.recipe import Recipe
-from tui3090.records import GoBack, MakeSave, Saved, StepRecord, Stop
+from tui3090.records import Saved, StepRecord
 from tui3090.settings import Settings
 
 pytestmark = [

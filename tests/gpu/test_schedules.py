@@ -11,8 +11,9 @@ import torch
 from tests.conftest import Ran, Train
 from tests.reference import Blocks, loss_of, samples
 from tests.schedules import OPTIMIZERS, SCHEDULES
+from tui3090.commands import Change
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Event, StepRecord
+from tui3090.records import Event, StepRecord
 from tui3090.settings import Settings
 
 pytestmark = [

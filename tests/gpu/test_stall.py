@@ -13,10 +13,11 @@ from torch import nn
 
 from tests.conftest import Ran, Train
 from tests.test_stall import Slow
+from tui3090.commands import Evaluate
 from tui3090.feed import Feed
 from tui3090.meters.phases import Sampler
 from tui3090.recipe import Recipe
-from tui3090.records import Evaluate, Phases, StepRecord
+from tui3090.records import Phases, StepRecord
 from tui3090.settings import Settings
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"), pytest.mark.timeout(300)]

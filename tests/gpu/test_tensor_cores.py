@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from tests.conftest import Train
+from tui3090.commands import Change, Profile
 from tui3090.meters.gpm import SOURCE, TensorCores
 from tui3090.meters.kernels import Profiler, read
 from tui3090.meters.peaks import peak
 from tui3090.meters.watched import WatchedCard
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Event, Profile, Profiled, StepRecord
+from tui3090.records import Event, Profiled, StepRecord
 from tui3090.settings import Settings
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"), pytest.mark.timeout(300)]

@@ -15,9 +15,10 @@ from torch.utils.data import default_collate
 
 from tests.conftest import Ran, Train
 from tests.reference import plain_loop
+from tui3090.commands import Change
 from tui3090.recipe import Recipe
 from tui3090.recipes import gpt
-from tui3090.records import Change, Changed, Event, StepRecord
+from tui3090.records import Changed, Event, StepRecord
 from tui3090.settings import Settings
 
 pytestmark = [

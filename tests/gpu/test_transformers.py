@@ -10,8 +10,9 @@ import torch
 
 from tests.conftest import Train
 from tests.test_transformers import MODELS, made, rows
+from tui3090.commands import Change
 from tui3090.recipe import Recipe
-from tui3090.records import Change, Event, StepRecord
+from tui3090.records import Event, StepRecord
 from tui3090.settings import Settings
 
 pytestmark = [

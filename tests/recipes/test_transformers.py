@@ -29,9 +29,10 @@ from transformers import (
 from tests.conftest import Ran, Train
 from tests.recipes.conftest import Make
 from tui3090 import pretrained
+from tui3090.commands import Change, Stop
 from tui3090.recipe import Recipe, RecipeError
 from tui3090.recipes.bert import Scores
-from tui3090.records import Change, Evaluated, Event, Stop
+from tui3090.records import Evaluated, Event
 from tui3090.savefolder import MODEL
 from tui3090.settings import Settings
 from tui3090.source import bundled, load_recipe, new_file, parse_options

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from tests.terminal.pty_shell import COMMAND, TRAIN, Shell
-from tui3090.records import Change, Changed
+from tui3090.commands import Change
+from tui3090.records import Changed
 from tui3090.remote import Remote
 from tui3090.runlog import RecordReader
 from tui3090.signals import SAME_S

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter, itemgetter
 
+from tui3090.dashboard.curve import Curve, Drawn, Other, Point
 from tui3090.dashboard.text import Row, number
-from tui3090.dashboard.view import Curve, Drawn, Other, Point
 
 GUTTER = 9
 """Cells of the y axis and its labels; always the same, so that the chart stands still when its range changes."""

@@ -10,9 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from tui3090.dashboard.text import clean, number
-from tui3090.dashboard.view import Pending, View
-from tui3090.records import (
+from tui3090.commands import (
     Change,
     Command,
     Evaluate,
@@ -24,6 +22,8 @@ from tui3090.records import (
     Stop,
     Withdraw,
 )
+from tui3090.dashboard.text import clean, number
+from tui3090.dashboard.view import Pending, View
 from tui3090.settings import BY_NAME, Technique, Value
 
 SETTLE_S = 0.4

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tui3090.dashboard.curve import Curve, Other
 from tui3090.dashboard.source import writer_lives
-from tui3090.dashboard.view import Curve, Other
 from tui3090.lines import from_object
 from tui3090.records import StepRecord
 from tui3090.runlog import LONGEST_LINE, RunFolder, RunFolderError

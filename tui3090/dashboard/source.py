@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import psutil
 
+from tui3090.commands import Command
 from tui3090.link import Commands, Outlet
-from tui3090.records import OVER, Command, Event, Record, State
+from tui3090.records import OVER, Event, Record, State
 from tui3090.remote import Remote, RemoteError
 from tui3090.runlog import RecordReader, RunFolder, RunFolderError
 

@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from tui3090.assemble import assemble
+from tui3090.commands import Stop
 from tui3090.feed import Window
 from tui3090.fit.cells import Column, all_columns
 from tui3090.fit.prediction import Point
@@ -33,7 +34,7 @@ from tui3090.fit.probe import card_peak, elements_in, probe, small_batches
 from tui3090.link import Commands
 from tui3090.meters.poller import Poller
 from tui3090.recipe import Recipe, RecipeError
-from tui3090.records import Event, Record, StepRecord, Stop
+from tui3090.records import Event, Record, StepRecord
 from tui3090.settings import RunPlan, Settings
 from tui3090.source import describe, load_recipe, parse_options
 from tui3090.techniques import refusal

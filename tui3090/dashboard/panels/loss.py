@@ -8,9 +8,10 @@ from itertools import islice
 from rich.cells import chop_cells
 
 from tui3090.dashboard.chart import Mark, draw
+from tui3090.dashboard.curve import SMOOTHING, Other
 from tui3090.dashboard.figures import beside, shown, wrapped
 from tui3090.dashboard.text import UNKNOWN, Row, clean, cut, duration, number, rounded, row_width
-from tui3090.dashboard.view import SMOOTHING, Other, View
+from tui3090.dashboard.view import View
 from tui3090.records import Changed, Evaluated, Stage
 from tui3090.settings import BY_NAME
 
