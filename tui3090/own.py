@@ -26,16 +26,19 @@ OURS = (
 HELD_S, REST_S = 0.0003, 0.005
 """How long a piece of work holds the interpreter's lock, and until the next one: a step of some milliseconds meets one
 piece at the most."""
+HELD_OF_STEP = 0.02
+"""Share of a step that a piece may hold the lock where that is longer: each piece costs processor time of its own."""
 
 
 class Piece:
     """A piece of work that is longer than training should wait: done for `HELD_S`, it is laid aside for `REST_S`.
 
     Giving the lock back for a moment is not enough: training takes and leaves it with every call of torch's, and waits
-    for it again each time.
+    for it again each time. `step_s` is how long a step takes, in seconds, where that is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float | None = None) -> None:
+        self._held_s = max(HELD_S, HELD_OF_STEP * (step_s or 0.0))
         self.go_on()
 
     @property
@@ -45,7 +48,7 @@ class Piece:
 
     def go_on(self) -> None:
         """The next piece begins."""
-        self._until = time.perf_counter() + HELD_S
+        self._until = time.perf_counter() + self._held_s
 
 
 def cpu_times() -> dict[int, float]:

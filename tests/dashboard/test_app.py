@@ -238,7 +238,7 @@ class TestPieces:
     """A look while something trains: in pieces, so that no step waits for all of it."""
 
     async def test_keys_are_answered_between_two_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(own, "HELD_S", 0.0)
+        self.shortest_pieces(monkeypatch)
         app, source, view = self.dashboard()
         async with app.run_test(size=(160, 50)) as pilot:
             await until(pilot, lambda: view.state.state == "training")
@@ -252,7 +252,7 @@ class TestPieces:
     async def test_what_came_last_is_not_lost_when_the_screen_goes_meanwhile(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(own, "HELD_S", 0.0)
+        self.shortest_pieces(monkeypatch)
         app, source, view = self.dashboard()
         async with app.run_test(size=(160, 50)) as pilot:
             await until(pilot, lambda: view.state.state == "training")
@@ -277,6 +277,11 @@ class TestPieces:
         with pytest.raises(ZeroDivisionError):
             await watched()
         assert app.return_code
+
+    @staticmethod
+    def shortest_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(own, "HELD_S", 0.0)
+        monkeypatch.setattr(own, "HELD_OF_STEP", 0.0)
 
     @staticmethod
     def dashboard() -> tuple[Dashboard, FedSource, View]:

@@ -80,12 +80,17 @@ class Dashboard(App[int]):
         self._dialog: Dialog | None = None
         self._zoomed = ""
         self._current_look: Iterator[None] | None = None
-        self._look_failed: Exception | None = None
+        self._began = 0.0
+        """When it did, by the loop's clock."""
+        self._next: asyncio.TimerHandle | None = None
+        """The next look, or the next piece of the current one; the loop's timer, for Textual's is a task, which costs
+        several times as much."""
         self._taken: deque[Record] = deque()
         """Records on their way to the view."""
         self._drawn: list[str] = []
         """Rows on their way to the terminal."""
-        self._reading_on: Timer | None = None
+        self._reading_on = False
+        """Whether the last look at a run folder gave something."""
         self._forgetting: Timer | None = None
         self._output = Tail(RunFolder(Path(view.folder).absolute()).output) if view.folder else None
 
@@ -102,8 +107,10 @@ class Dashboard(App[int]):
     def _start(self) -> None:
         self._source.start()
         self._governor.excuse()
-        self.set_timer(SOON_S, self._look)
-        self.set_interval(LOOK_S, self._look)
+        self._later(SOON_S, self._look)
+
+    def _later(self, seconds: float, do: Callable[[], None]) -> None:
+        self._next = asyncio.get_running_loop().call_later(seconds, do)
 
     def _now(self) -> float:
         """The time that ages on screen are counted to: of a run that ended before, when it did."""
@@ -115,28 +122,34 @@ class Dashboard(App[int]):
 
     def _look(self) -> None:
         """Take what came; paint when a frame is due. While something trains here, in pieces between which it rests."""
-        if self._current_look is None and self._look_failed is None:
-            self._current_look = self._looking()
-            self._go_on()
-        if self._look_failed is not None:
-            raise self._look_failed
+        self._began = asyncio.get_running_loop().time()
+        self._current_look = self._looking()
+        self._go_on()
 
     def _go_on(self) -> None:
         """A piece of the look, or all that is left of it."""
-        piece = Piece()
+        piece = Piece(self._view.recent.median_s)
         try:
             for _ in self._current_look or ():
                 if piece.over and not self._nothing_to_slow_down():
-                    # not a sleeping task, which would cost a second turn of the loop each time
-                    asyncio.get_running_loop().call_later(REST_S, self._go_on)
+                    self._later(REST_S, self._go_on)
                     return
             self._write()
         except Exception as error:
-            self._look_failed = error  # `_look` raises it, where Textual sees it
+            self.call_later(self._fail, error)
+            return
         self._current_look = None
+        took = asyncio.get_running_loop().time() - self._began
+        self._later(READ_ON_S if self._reading_on else max(0.0, LOOK_S - took), self._look)
+
+    def _fail(self, error: Exception) -> None:
+        """Where Textual sees it, and ends the screen."""
+        raise error
 
     def on_unmount(self) -> None:
         """The screen may go in the middle of a look: what the run said last is not lost."""
+        if self._next is not None:
+            self._next.cancel()
         self._current_look = None
         self._view.absorb(self._taken)
         self._taken.clear()
@@ -152,9 +165,8 @@ class Dashboard(App[int]):
         while self._taken:
             view.absorb((self._taken.popleft(),))
             yield
-        read_to_the_end = self._reading_on is not None and not came
-        if not self._source.live:
-            self._read_on(came)
+        read_to_the_end = self._reading_on and not came
+        self._reading_on = came and not self._source.live
         if self._output is not None:
             view.printed(self._output.read(), self._clock() if view.live else None)
             view.unfinished = self._output.unfinished
@@ -169,12 +181,6 @@ class Dashboard(App[int]):
         if due or read_to_the_end:
             self._governor.painted(now)
             yield from self._painting()
-
-    def _read_on(self, came: bool) -> None:
-        """Look again soon where something came; the next look may come first."""
-        if self._reading_on is not None:
-            self._reading_on.stop()
-        self._reading_on = self.set_timer(READ_ON_S, self._look) if came else None
 
     def _paint(self) -> None:
         deque(self._painting(), maxlen=0)
