@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tui3090.recent import Recent, busy_share
-from tui3090.records import Profiled, StepRecord
+from tui3090.recent import Recent, Sampled, busy_share
+from tui3090.records import Phases, Profiled, StepRecord
 from tui3090.runlog import RecordReader
 
 RECORDED = Path(__file__).parent / "data" / "h200.jsonl"
@@ -130,3 +130,25 @@ def test_the_share_of_a_step_in_which_a_kernel_runs(
     )
     assert busy_share(look, recent) == (None if share is None else pytest.approx(share))
     assert busy_share(look, Recent(3)) == in_the_profile
+
+
+phases = st.builds(
+    lambda seconds, forward_s: Phases(time=0.0, step=1, seconds=seconds, forward_s=forward_s),
+    st.sampled_from([0.0, math.nan, math.inf]) | st.floats(1e-3, 1e3),
+    st.floats(0, 1e3),
+)
+
+
+@given(st.lists(phases | st.none(), max_size=30))
+def test_means_are_those_of_the_samples_there_are(given: list[Phases | None]) -> None:
+    """None: all of them go. Samples that took no time, or none that can be told, are left out."""
+    names = ("forward_s", "other_s")
+    sampled = Sampled(5)
+    for record in given:
+        if record is None:
+            sampled.clear()
+        else:
+            sampled.append(record)
+        told = [sample for sample in sampled if 0 < sample.seconds < math.inf]
+        expected = [statistics.fmean(getattr(sample, name) for sample in told) for name in names] if told else []
+        assert sampled.means(names) == pytest.approx(expected)

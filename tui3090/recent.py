@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from operator import attrgetter
 
-from tui3090.records import Profiled, StepRecord
+from tui3090.records import Phases, Profiled, StepRecord
 
 
 class Recent(deque[StepRecord]):
@@ -19,7 +20,13 @@ class Recent(deque[StepRecord]):
     def __init__(self, most: int) -> None:
         super().__init__(maxlen=most)
         self._most = most
-        self._sums: dict[str, float] = {}
+        self._names = ["steps", "seconds"]
+        """Figures that are summed: those that somebody asked for, and two that somebody will."""
+        self._figures = attrgetter(*self._names)
+        self._sums: list[float] = [0, 0]
+        """Of each of them, over the windows."""
+        self._parts: deque[list[float]] = deque(maxlen=most)
+        """Each window's, in the order of the names."""
         self._appended = 0
         self._lengths: list[float] | None = None
         """Seconds of each window, sorted; what is not finite is left out. None: nobody has asked yet."""
@@ -31,10 +38,14 @@ class Recent(deque[StepRecord]):
         gone = self[0] if len(self) == self._most else None
         super().append(record)
         self._appended += 1
-        if self._appended % self._most == 0:
-            self._sums.clear()  # or roundings would add up over a run
-        for name, before in self._sums.items():
-            self._sums[name] = before + _part(record, name) - (_part(gone, name) if gone is not None else 0)
+        parts = self._parts_of(record)
+        if gone is None:
+            self._sums = [before + part for before, part in zip(self._sums, parts)]
+        else:
+            self._sums = [before + part - old for before, part, old in zip(self._sums, parts, self._parts[0])]
+        self._parts.append(parts)
+        if self._appended % self._most == 0:  # or roundings would add up over a run
+            self._sums = [sum(parts) for parts in zip(*self._parts)]
         if (lengths := self._lengths) is not None:
             if gone is not None and math.isfinite(gone.seconds):
                 del lengths[bisect_left(lengths, gone.seconds)]
@@ -46,7 +57,8 @@ class Recent(deque[StepRecord]):
     def clear(self) -> None:
         """No window."""
         super().clear()
-        self._sums.clear()
+        self._parts.clear()
+        self._sums = [0] * len(self._names)
         self._lengths = self._stalls = None
 
     @property
@@ -86,10 +98,45 @@ class Recent(deque[StepRecord]):
 
         A window that lacks it counts as 0.
         """
-        found = self._sums.get(name)
-        if found is None or not math.isfinite(found):  # what is not finite would stay in a sum that is carried on
-            found = self._sums[name] = sum([_part(record, name) for record in self])
-        return found
+        if name not in self._names:
+            self._names.append(name)
+            self._figures = attrgetter(*self._names)
+            self._parts = deque(map(self._parts_of, self), self._most)
+            self._sums.append(sum([parts[-1] for parts in self._parts]))
+        place = self._names.index(name)
+        if not math.isfinite(self._sums[place]):  # what is not finite would stay in a sum that is carried on
+            self._sums[place] = sum([parts[place] for parts in self._parts])
+        return self._sums[place]
+
+    def _parts_of(self, record: StepRecord) -> list[float]:
+        steps, *values = self._figures(record)
+        return [steps, *[(value or 0) * steps for value in values]]
+
+
+class Sampled(deque[Phases]):
+    """The newest steps whose time was told by phase; their means are worked out once, however often they are asked."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(maxlen=most)
+        self._means: dict[tuple[str, ...], list[float]] = {}
+
+    def append(self, record: Phases) -> None:
+        """The newest; the oldest goes where there are too many."""
+        super().append(record)
+        self._means.clear()
+
+    def clear(self) -> None:
+        """No sample."""
+        super().clear()
+        self._means.clear()
+
+    def means(self, names: tuple[str, ...]) -> list[float]:
+        """Of these figures, two at the least, over the samples that took any time; empty: there is none."""
+        if names not in self._means:
+            samples = [sample for sample in self if 0 < sample.seconds < math.inf]
+            sums = map(sum, zip(*map(attrgetter(*names), samples)))
+            self._means[names] = [seconds / len(samples) for seconds in sums]
+        return self._means[names]
 
 
 def busy_share(look: Profiled, windows: Recent) -> float | None:
@@ -102,10 +149,3 @@ def busy_share(look: Profiled, windows: Recent) -> float | None:
         return None
     busy_s = (windows.total("seconds") - windows.total("stall_s")) / max(1.0, windows.total("steps"))
     return max(look.busy_share, min(1.0, look.kernel_s / busy_s) if busy_s > 0 else 0.0)
-
-
-def _part(record: StepRecord, name: str) -> float:
-    if name == "steps":
-        return record.steps
-    value: float | None = getattr(record, name)
-    return 0 if value is None else value * record.steps

@@ -5,6 +5,7 @@ Nothing here imports Textual.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
 from typing import Protocol
 
@@ -46,6 +47,13 @@ class Content(Protocol):
         """The one-row form."""
 
 
+class Still(Protocol):
+    """What the module of a panel that stands still for long exports besides."""
+
+    def depends(self, view: View, now: float) -> Hashable:
+        """What its rows and note depend on, its place apart: while that is the same, so are they. None: on the time."""
+
+
 CONTENTS: dict[str, Content] = {
     "header": header,
     "loss": loss,
@@ -59,6 +67,7 @@ CONTENTS: dict[str, Content] = {
     "try_next": try_next,
     "footer": footer,
 }
+STILL: dict[str, Still] = {"log": log, "changes": changes, "footer": footer}
 NUMBERS = {"1": "loss", "2": "step", "3": "memory", "4": "changes", "5": "tensor_cores", "6": "gpu", "7": "log"}
 """Digit -> the panel that it zooms."""
 

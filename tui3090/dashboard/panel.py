@@ -7,6 +7,8 @@ lies over the panels, moves them or takes a picture goes Textual's way, which as
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
@@ -14,7 +16,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from tui3090.dashboard.frame import Content, framed, unframed
+from tui3090.dashboard.frame import STILL, Content, framed, unframed
 from tui3090.dashboard.layout import Place
 from tui3090.dashboard.text import Row
 from tui3090.dashboard.view import View
@@ -47,6 +49,9 @@ class Panel(Widget):
         self._number = number
         self._place: Place | None = None
         self._rows: list[Row] = []
+        self._still = STILL.get(name)
+        self._depends: Hashable = None
+        """What the rows depend on; None: they are made anew for each frame."""
         self._styles = DARK
         self._codes: dict[str, list[str]] = {}
 
@@ -68,7 +73,11 @@ class Panel(Widget):
         place = self._place
         if place is None:
             return []
-        before, self._rows = self._rows, unframed(self.content, self._number, place, view, now)
+        before, depended = self._rows, self._depends
+        self._depends = self._still.depends(view, now) if self._still is not None else None
+        if before and self._depends is not None and self._depends == depended:
+            return []
+        self._rows = unframed(self.content, self._number, place, view, now)
         if not before:
             self.refresh()
             return []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tui3090.dashboard import told
 from tui3090.dashboard.curve import Curve, Other
 from tui3090.gains import Gains
-from tui3090.recent import Recent
+from tui3090.recent import Recent, Sampled
 from tui3090.records import (
     OVER,
     Activations,
@@ -45,6 +45,8 @@ NAMES = 32
 """Different stages and reasons that are kept; a run of ours has a handful, a log from elsewhere may have any number."""
 ADVISE_S = 2.0
 """Between two times that advice is drawn from the records."""
+STREAM = (StepRecord, Reading, Phases)
+"""What comes with every step or twice a second."""
 PRINTED = 1000
 """Different lines of output that are kept."""
 
@@ -91,7 +93,7 @@ class View:
     """The newest."""
     recent: Recent = field(default_factory=lambda: Recent(600))
     """The steps since the last change, at most these."""
-    phases: deque[Phases] = field(default_factory=lambda: deque(maxlen=32))
+    phases: Sampled = field(default_factory=lambda: Sampled(32))
     """Where the time of sampled steps went, since the last change; the newest of them."""
     profiled: Profiled | None = None
     """The last profiled step since the last change."""
@@ -108,6 +110,8 @@ class View:
     """The newest save."""
     reading: Reading | None = None
     readings: deque[Reading] = field(default_factory=lambda: deque(maxlen=240))
+    busy: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=240))
+    """Time and utilisation of the card at the newest readings that told it."""
     available: dict[str, str] = field(default_factory=dict)
     """Technique -> why it can't be used; empty: it can."""
     begun: Settings = field(default_factory=Settings)
@@ -139,6 +143,9 @@ class View:
     """Whether the user asked for the end, which comes at the end of the step."""
     left: bool = False
     """Whether the user closed the screen; a run that is not over is left running."""
+    happened: int = 0
+    """How many lines of output, and records but for the steady stream of steps, readings and phases: while it stands
+    still, so does what follows from them alone."""
     answer: str = ""
     """What the last key press brought, a sentence."""
     answer_time: float = 0.0
@@ -192,6 +199,8 @@ class View:
         any_ = False
         for record in records:
             any_ = True
+            if not isinstance(record, STREAM):
+                self.happened += 1
             if self.first_time is None:
                 self.first_time = record.time
             if self._facts is None:
@@ -207,6 +216,8 @@ class View:
                 case Reading():
                     self.reading = record
                     self.readings.append(record)
+                    if record.util is not None and math.isfinite(record.util) and abs(record.time) < 1e300:
+                        self.busy.append((record.time, record.util))
                 case Phases():
                     self.phases.append(record)
                 case Profiled():
@@ -293,6 +304,7 @@ class View:
         for text in lines:
             if not text.strip():
                 continue
+            self.happened += 1
             before = self.output.pop(text, None)
             self.output[text] = Printed(text, time, before.times + 1 if before else 1)
             if len(self.output) > PRINTED:

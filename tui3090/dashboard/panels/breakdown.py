@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from operator import attrgetter
 
 from tui3090.dashboard.figures import STALE_S
 from tui3090.dashboard.text import Row, clock, duration, number, row_width
@@ -20,7 +19,7 @@ _PHASES = (
     ("optimizer_s", "o", "optimizer", "opt", "bold"),
     ("other_s", "·", "other", "other", "dim"),
 )
-_FIGURES = attrgetter(*(name for name, *_ in _PHASES))
+_FIGURES = tuple(name for name, *_ in _PHASES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +36,8 @@ class Part:
 
 def parts(view: View) -> list[Part]:
     """The phases, the mean of the last samples; empty: there are none since the change."""
-    samples = [sample for sample in view.phases if sample.seconds > 0 and math.isfinite(sample.seconds)]
-    if not samples:
-        return []
-    sums = map(sum, zip(*map(_FIGURES, samples)))
-    mean = {name: seconds / len(samples) for (name, *_), seconds in zip(_PHASES, sums)}
-    if not all(math.isfinite(seconds) and seconds >= 0 for seconds in mean.values()):
+    mean = dict(zip(_FIGURES, view.phases.means(_FIGURES)))
+    if not mean or not all(0 <= seconds < math.inf for seconds in mean.values()):
         return []
     # a replayed graph is one piece: what can't be told is left out rather than shown as nothing
     out = {"forward_s", "backward_s"} if mean["graph_s"] else {"graph_s"}

@@ -29,6 +29,13 @@ def note(view: View, now: float) -> str:
     return "before → after, equal work" if view.changes else ""
 
 
+def depends(view: View, now: float) -> tuple[object, ...] | None:
+    """The changes and how far the newest is measured; what is pending counts down."""
+    if view.pending:
+        return None
+    return view.happened, view.measuring.progress, bool(view.recent)
+
+
 def rows(view: View, cells: int, height: int, now: float) -> list[Row]:
     """A heading and the newest changes, as many as fit; what is pending comes last."""
     room = height - len(view.pending) - (height >= HEADED)

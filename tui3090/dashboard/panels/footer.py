@@ -36,6 +36,11 @@ def note(view: View, now: float) -> str:
     return ""
 
 
+def depends(view: View, now: float) -> tuple[object, ...]:
+    """The answer while it stands, and what decides which keys there are."""
+    return _answer(view, now), view.locked, view.over, view.doing
+
+
 def rows(view: View, width: int, height: int, now: float) -> list[Row]:
     """One row."""
     return [line(view, width, now)]
@@ -43,8 +48,8 @@ def rows(view: View, width: int, height: int, now: float) -> list[Row]:
 
 def line(view: View, width: int, now: float) -> Row:
     """The answer or the keys."""
-    if view.answer and 0 <= now - view.answer_time < ANSWERED_S:
-        return [(f" {clean(view.answer)}", "bold")]
+    if answer := _answer(view, now):
+        return [(f" {clean(answer)}", "bold")]
     if view.locked:
         return [(" keys locked", "warn"), ("   n unlocks   1-7 zoom   ? help   ctrl+q leave", "dim")]
     words = dict(KEYS) | _words(view)
@@ -52,6 +57,11 @@ def line(view: View, width: int, now: float) -> Row:
     while wanted and row_width(_row(wanted, words)) > width:
         wanted.pop()
     return _row(wanted, words)
+
+
+def _answer(view: View, now: float) -> str:
+    """While it stands."""
+    return view.answer if 0 <= now - view.answer_time < ANSWERED_S else ""
 
 
 def _words(view: View) -> dict[str, str]:

@@ -39,6 +39,11 @@ def note(view: View, now: float) -> str:
     return f"l unfolds · {number(count)} line{'' if count == 1 else 's'}{warnings}"
 
 
+def depends(view: View, now: float) -> tuple[object, ...]:
+    """Events and lines, and the one that is being printed."""
+    return view.happened, view.unfinished, view.live
+
+
 def rows(view: View, width: int, height: int, now: float) -> list[Row]:
     """As many lines as fit."""
     if not view.events and not view.output and not view.unfinished:
