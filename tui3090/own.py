@@ -26,8 +26,9 @@ OURS = (
 HELD_S, REST_S = 0.0003, 0.005
 """How long a piece of work holds the interpreter's lock, and until the next one: a step of some milliseconds meets one
 piece at the most."""
-HELD_OF_STEP = 0.02
-"""Share of a step that a piece may hold the lock where that is longer: each piece costs processor time of its own."""
+HELD_OF_STEP, HELD_MOST_S = 0.02, 0.005
+"""Where that is longer, a piece may hold the lock for this share of a step, for each costs processor time of its own;
+but never so long that a key would wait for it."""
 
 
 class Piece:
@@ -38,7 +39,7 @@ class Piece:
     """
 
     def __init__(self, step_s: float | None = None) -> None:
-        self._held_s = max(HELD_S, HELD_OF_STEP * (step_s or 0.0))
+        self._held_s = min(max(HELD_S, HELD_OF_STEP * (step_s or 0.0)), HELD_MOST_S)
         self.go_on()
 
     @property

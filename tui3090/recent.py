@@ -21,7 +21,7 @@ class Recent(deque[StepRecord]):
         super().__init__(maxlen=most)
         self._most = most
         self._names = ["steps", "seconds"]
-        """Figures that are summed: those that somebody asked for, and two that somebody will."""
+        """Figures that are summed: these, for attrgetter gives a tuple from two names on, and what was asked for."""
         self._figures = attrgetter(*self._names)
         self._sums: list[float] = [0, 0]
         """Of each of them, over the windows."""
@@ -131,11 +131,10 @@ class Sampled(deque[Phases]):
         self._means.clear()
 
     def means(self, names: tuple[str, ...]) -> list[float]:
-        """Of these figures, two at the least, over the samples that took any time; empty: there is none."""
+        """Of these times of the samples that took any, in seconds and in this order; empty: there is no such sample."""
         if names not in self._means:
-            samples = [sample for sample in self if 0 < sample.seconds < math.inf]
-            sums = map(sum, zip(*map(attrgetter(*names), samples)))
-            self._means[names] = [seconds / len(samples) for seconds in sums]
+            told = [sample for sample in self if 0 < sample.seconds < math.inf]
+            self._means[names] = [sum(getattr(s, name) for s in told) / len(told) for name in names if told]
         return self._means[names]
 
 

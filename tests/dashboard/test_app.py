@@ -19,6 +19,7 @@ from tests.dashboard.views import GIB, HOSTILE, NOW, gain, started, step
 from tui3090 import own
 from tui3090.commands import Change, Command, Evaluate, MakeSave, MeasureActivations, Pause, Profile, Stop, Withdraw
 from tui3090.dashboard import app as app_module
+from tui3090.dashboard import panel as panel_module
 from tui3090.dashboard.app import Dashboard, theme
 from tui3090.dashboard.governor import Governor
 from tui3090.dashboard.keys import SETTLE_S
@@ -234,6 +235,33 @@ class TestLife:
             assert all(row.isprintable() for row in screen(app))
 
 
+class TestStandingStill:
+    async def test_a_panel_is_made_anew_only_when_what_it_depends_on_changed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made: list[str] = []
+        unframed = panel_module.unframed
+        monkeypatch.setattr(
+            panel_module, "unframed", lambda content, *rest: made.append(content.TITLE) or unframed(content, *rest)
+        )
+        app = dashboard(FedSource(*trained()))
+        async with app.run_test(size=(160, 50)) as pilot:
+            await until_reads(pilot, "1 412")
+            app._paint()
+            made.clear()
+            app._paint()
+            assert set(made) == {panel.content.TITLE for panel in app._panels.values()} - {"Log", "Changes", "Keys"}
+            app._view.absorb([Event(time=NOW, level="info", source="run", text="just happened")])
+            app._paint()
+            assert {"Log", "Changes"} < set(made)
+            assert "Keys" not in made
+            await until_reads(pilot, "just happened")
+            await pilot.press("7")  # as large as the screen: the rows of before are not enough
+            await until_reads(pilot, "just happened")
+            await pilot.press("7", "n")
+            await until_reads(pilot, "keys locked: n unlocks")
+
+
 class TestPieces:
     """A look while something trains: in pieces, so that no step waits for all of it."""
 
@@ -258,7 +286,7 @@ class TestPieces:
             await until(pilot, lambda: view.state.state == "training")
             source.waiting = [*(step(n, time=NOW - 1) for n in range(1, 2000)), State(time=NOW, state="stopped")]
             await until(pilot, lambda: view.step is not None)
-            assert app._current_look is not None
+            assert app._taken, "the look was over before the screen went"
         assert view.step is not None
         assert (view.step.step, view.state.state) == (1999, "stopped")
 

@@ -83,8 +83,10 @@ def test_without_such_clocks_the_share_is_unknown(monkeypatch):
     assert OwnShare().read() == {"ui_share": None}
 
 
-@pytest.mark.parametrize(("step_s", "held_s"), [(None, 0.0003), (0.003, 0.0003), (0.015, 0.0003), (0.1, 0.002)])
-def test_a_piece_is_short_and_of_a_long_step_a_fiftieth(monkeypatch, step_s, held_s):
+@pytest.mark.parametrize(
+    ("step_s", "held_s"), [(None, 0.0003), (0.003, 0.0003), (0.015, 0.0003), (0.1, 0.002), (60.0, 0.005)]
+)
+def test_a_piece_is_short_and_of_a_long_step_a_fiftieth_as_far_as_no_key_waits(monkeypatch, step_s, held_s):
     now = 100.0
     monkeypatch.setattr(own.time, "perf_counter", lambda: now)
     piece = own.Piece(step_s)

@@ -79,9 +79,9 @@ class Dashboard(App[int]):
         self._panels = {name: Panel(content, name, digit(name)) for name, content in CONTENTS.items()}
         self._dialog: Dialog | None = None
         self._zoomed = ""
-        self._current_look: Iterator[None] | None = None
-        self._began = 0.0
-        """When it did, by the loop's clock."""
+        self._current_look: Iterator[None] = iter(())
+        self._look_began = 0.0
+        """By the loop's clock."""
         self._next: asyncio.TimerHandle | None = None
         """The next look, or the next piece of the current one; the loop's timer, for Textual's is a task, which costs
         several times as much."""
@@ -122,7 +122,7 @@ class Dashboard(App[int]):
 
     def _look(self) -> None:
         """Take what came; paint when a frame is due. While something trains here, in pieces between which it rests."""
-        self._began = asyncio.get_running_loop().time()
+        self._look_began = asyncio.get_running_loop().time()
         self._current_look = self._looking()
         self._go_on()
 
@@ -130,7 +130,7 @@ class Dashboard(App[int]):
         """A piece of the look, or all that is left of it."""
         piece = Piece(self._view.recent.median_s)
         try:
-            for _ in self._current_look or ():
+            for _ in self._current_look:
                 if piece.over and not self._nothing_to_slow_down():
                     self._later(REST_S, self._go_on)
                     return
@@ -138,8 +138,7 @@ class Dashboard(App[int]):
         except Exception as error:
             self.call_later(self._fail, error)
             return
-        self._current_look = None
-        took = asyncio.get_running_loop().time() - self._began
+        took = asyncio.get_running_loop().time() - self._look_began
         self._later(READ_ON_S if self._reading_on else max(0.0, LOOK_S - took), self._look)
 
     def _fail(self, error: Exception) -> None:
@@ -150,7 +149,6 @@ class Dashboard(App[int]):
         """The screen may go in the middle of a look: what the run said last is not lost."""
         if self._next is not None:
             self._next.cancel()
-        self._current_look = None
         self._view.absorb(self._taken)
         self._taken.clear()
 

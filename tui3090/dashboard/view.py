@@ -110,8 +110,6 @@ class View:
     """The newest save."""
     reading: Reading | None = None
     readings: deque[Reading] = field(default_factory=lambda: deque(maxlen=240))
-    busy: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=240))
-    """Time and utilisation of the card at the newest readings that told it."""
     available: dict[str, str] = field(default_factory=dict)
     """Technique -> why it can't be used; empty: it can."""
     begun: Settings = field(default_factory=Settings)
@@ -216,8 +214,6 @@ class View:
                 case Reading():
                     self.reading = record
                     self.readings.append(record)
-                    if record.util is not None and math.isfinite(record.util) and abs(record.time) < 1e300:
-                        self.busy.append((record.time, record.util))
                 case Phases():
                     self.phases.append(record)
                 case Profiled():

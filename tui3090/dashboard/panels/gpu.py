@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tui3090.dashboard.figures import beside, is_stale, reading_age, shown, wrapped
 from tui3090.dashboard.text import UNKNOWN, Row, clean, cut, duration, number, percent
 from tui3090.dashboard.view import View
@@ -102,14 +104,14 @@ def _history(view: View, width: int, now: float) -> Row:
     """Utilisation in blocks, the newest at the right; cells without a reading stay blank."""
     label = "busy, 2 min "
     cells = min(width - len(label), 60)
-    if cells < 4 or not view.busy:
+    known = [(r.time, r.util) for r in view.readings if r.util is not None and math.isfinite(r.util + r.time)]
+    if cells < 4 or not known:
         return []
-    end = now if view.live and not view.over else view.busy[-1][0]
+    end = now if view.live and not view.over else known[-1][0]
     sums: list[float] = [0.0] * cells
     counts = [0] * cells
-    last, a_second = cells - 1, cells / HISTORY_S
-    for moment, util in view.busy:
-        x = last - int((end - moment) * a_second)
+    for moment, util in known:
+        x = cells - 1 - int((end - moment) / HISTORY_S * cells)
         if 0 <= x < cells:
             sums[x] += util
             counts[x] += 1
